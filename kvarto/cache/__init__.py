@@ -1,0 +1,1 @@
+"""KV cache: page tables, prefix cache, forks."""

@@ -1,0 +1,1 @@
+"""The `kvarto` command: one thin file per subcommand."""

@@ -1,0 +1,121 @@
+"""What ops work on: activation buffers, weights, and the sizes and costs of a step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from kvarto.core.dtype import DType
+
+
+class Rows(Enum):
+    """What a buffer has one row for."""
+
+    TOKENS = "tokens"
+    SAMPLES = "samples"
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """An activation: `[rows, width]`, row-major."""
+
+    name: str
+    width: int
+    rows: Rows = Rows.TOKENS
+    dtype: DType = DType.F32
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row."""
+        return self.width * self.dtype.itemsize
+
+    def size_bytes(self, limits: StepLimits) -> int:
+        """Bytes at the largest step that `limits` allows."""
+        return self.row_bytes * (limits.max_tokens if self.rows is Rows.TOKENS else limits.max_samples)
+
+
+class Transform(Enum):
+    """What a loader does to a source tensor before storing it. Values are kept exactly."""
+
+    NONE = "none"
+    TRANSPOSE = "transpose"
+    """`[in, out]` on file, `[out, in]` here (GPT-2's Conv1D)."""
+    ADD_ONE = "add one"
+    """Gemma stores norm weights as w - 1."""
+    UNPERMUTE_ROPE = "unpermute rope"
+    """GGUF's llama keeps q and k rows interleaved by pairs; here halves are apart."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A tensor of the model's files, or a band of its rows, that becomes rows of a weight."""
+
+    name: str
+    """Hugging Face name; the reader of a format maps it to its own."""
+    transform: Transform = Transform.NONE
+    num_heads: int = 0
+    """For UNPERMUTE_ROPE: heads that the rows are made of."""
+    rows: tuple[int, int] | None = None
+    """Half-open band of rows of the tensor (after the transform); None takes all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """A constant: row-major, made of its sources' rows one below the other."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: DType
+    sources: tuple[Source, ...]
+
+    @property
+    def num_elements(self) -> int:
+        """Product of the shape."""
+        count = 1
+        for extent in self.shape:
+            count *= extent
+        return count
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes, without alignment."""
+        return self.num_elements * self.dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class StepLimits:
+    """The largest step that buffers are planned for."""
+
+    max_tokens: int
+    max_seqs: int
+    max_samples: int
+    max_context: int
+    """Tokens that one sequence may hold."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepShape:
+    """Sizes of one step, for costs."""
+
+    num_tokens: int
+    num_samples: int
+    context_tokens: int
+    """KV tokens read, summed over query tokens, at full attention."""
+    unique_context_tokens: int
+    """KV tokens read from memory at least once: contexts summed over sequences."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What an op costs at one step shape."""
+
+    flops: int
+    bytes_read: int
+    bytes_written: int
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(
+            self.flops + other.flops,
+            self.bytes_read + other.bytes_read,
+            self.bytes_written + other.bytes_written,
+        )

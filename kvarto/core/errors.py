@@ -1,0 +1,112 @@
+"""Every error that Kvarto raises on purpose. Whether to retry is in the type; what would work is in the message.
+
+KvartoError
+├── UsageError              a flag or a combination of flags cannot work; exit code 2
+├── UnsupportedModel        the architecture, or one of its settings, is not built in
+├── BadFile                 a file is truncated, lies about itself, or is not what it should be
+├── MemoryLimitError
+│   ├── BudgetTooSmall      the plan does not fit; nothing was allocated
+│   └── OutOfPages          the pool cannot serve a request now; freeing or reclaiming may help
+├── RequestError            the client's request is wrong or cannot be served; carries an HTTP status
+│   ├── InvalidRequest      400
+│   ├── ContextLengthExceeded   400, `context_length_exceeded`
+│   ├── NotFound            404
+│   ├── Overloaded          429, with `retry_after_s`
+│   └── Unavailable         503
+└── EngineError
+    ├── EngineDied          the engine process is gone; the client may start a fresh one
+    └── TransferFailed      a copy failed, timed out or was cancelled; its target holds nothing
+"""
+
+from __future__ import annotations
+
+
+class KvartoError(Exception):
+    """Base of all errors raised on purpose."""
+
+
+class UsageError(KvartoError):
+    """A flag, or a combination of flags, cannot work."""
+
+
+class UnsupportedModel(KvartoError):
+    """The model's architecture, or one of its settings, is not built in. Raised before anything is loaded."""
+
+
+class BadFile(KvartoError):
+    """A file is truncated, lies about itself, or is not what its name says. Names the file and the field."""
+
+
+class MemoryLimitError(KvartoError):
+    """Something does not fit into the budget."""
+
+
+class BudgetTooSmall(MemoryLimitError):
+    """The plan does not fit into the budget. Raised before anything is allocated."""
+
+
+class OutOfPages(MemoryLimitError):
+    """The pool cannot serve a request now; freeing or reclaiming pages may help."""
+
+
+class RequestError(KvartoError):
+    """A request is wrong or cannot be served. `param` names the field, `code` is for programs."""
+
+    status = 400
+    code: str | None = None
+    kind = "invalid_request_error"
+
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+        if code is not None:
+            self.code = code
+
+
+class InvalidRequest(RequestError):
+    """A field has a wrong type or a value outside its limits."""
+
+
+class ContextLengthExceeded(RequestError):
+    """Prompt and output do not fit into the model's context, or could never fit into the page pool."""
+
+    code = "context_length_exceeded"
+
+
+class NotFound(RequestError):
+    """No such model."""
+
+    status = 404
+    code = "model_not_found"
+
+
+class Overloaded(RequestError):
+    """The queue is full; retry after `retry_after_s` seconds."""
+
+    status = 429
+    code = "queue_full"
+    kind = "rate_limit_error"
+
+    def __init__(self, message: str, *, retry_after_s: int = 1) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class Unavailable(RequestError):
+    """The server is starting, draining or broken."""
+
+    status = 503
+    code = "unavailable"
+    kind = "server_error"
+
+
+class EngineError(KvartoError):
+    """The engine failed; the request is not at fault."""
+
+
+class EngineDied(EngineError):
+    """The engine process is gone."""
+
+
+class TransferFailed(EngineError):
+    """A copy failed, timed out or was cancelled; its target holds nothing."""

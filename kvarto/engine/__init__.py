@@ -1,0 +1,1 @@
+"""Scheduler, step loop, engine process and its client."""

@@ -1,0 +1,53 @@
+"""Settings of one engine. The command line is built from this class: a field is a flag, its docstring is the help."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class FaultPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """Faults to inject, for tests of a real engine process. Empty in production."""
+
+    abort_on_tokens: tuple[int, ...] = ()
+    """Abort the process (SIGABRT) in any step in which a prompt that begins with these tokens is computed."""
+
+
+class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """What `kvarto serve` and `kvarto.LLM` ask of an engine. Sizes are bytes; None means `auto`."""
+
+    model: str
+    """Folder, GGUF file, hub id, or `demo`; already resolved to a local path when the engine starts."""
+    device: str = "cpu"
+    """Where weights and pages live: `cpu`, or a PyTorch device such as `cuda:0`."""
+    threads: int | None = None
+    """Threads that compute; None takes the cores that this process may use."""
+    device_memory: int | None = None
+    """Bytes for weights, activations and pages together."""
+    gpu_memory_utilization: float | None = None
+    """The same as a share (0 to 1] of what this process may use: the smaller of its cgroup limit and the device."""
+    kv_cache_memory_bytes: int | None = None
+    """Bytes for pages alone."""
+    block_size: int = 16
+    """Tokens per page: 8 to 256, a power of two. Output does not depend on it."""
+    max_model_len: int | None = None
+    """Tokens of prompt and output together; None takes the model's own limit."""
+    max_num_seqs: int = 32
+    """Sequences that run at once."""
+    max_num_batched_tokens: int = 512
+    """Tokens of one step; longer prompts go in chunks."""
+    max_num_queued: int = 1024
+    """Requests that wait; more are answered 429."""
+    dtype: str = "auto"
+    """Weights in memory: `auto` (f32 on a CPU), `f32`, `f16` or `bf16`. Products add up in f32."""
+    kv_cache_dtype: str = "auto"
+    """KV in pages: `auto` (f32 on the reference backend), `f32`, `f16` or `bf16`."""
+    enable_prefix_caching: bool = True
+    """Share the KV of equal prefixes."""
+    scheduling_policy: str = "fcfs"
+    """`fcfs`, or `priority` (a request's `priority`: lower is earlier)."""
+    prefault: bool = False
+    """Touch every page before serving instead of in the background."""
+    seed: int | None = None
+    """Seeds the seeds of requests that bring none; None draws from the system."""
+    faults: FaultPlan = FaultPlan()
+    """Only for tests."""

@@ -1,0 +1,152 @@
+"""What the server and the engine process say to each other: msgpack frames by msgspec over a local socket pair.
+
+A frame is a 4-byte little-endian length and that many bytes of one tagged message. Nobody else can connect: the pair
+is made by the server and one end is inherited by the child.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from kvarto.core.sampling import SamplingParams
+
+MAX_FRAME_BYTES = 64 << 20
+
+
+class ResumedChoice(msgspec.Struct, frozen=True, array_like=True):
+    """A choice that had begun when an engine died: the tokens that its client may already have."""
+
+    index: int
+    token_ids: tuple[int, ...]
+
+
+class AddRequest(msgspec.Struct, frozen=True, kw_only=True, tag="add"):
+    """Queue a request. The engine answers with `TokensOut`s, each choice ending with a `finish_reason`, or `Refused`."""
+
+    request_id: str
+    prompt_token_ids: tuple[int, ...]
+    sampling: SamplingParams
+    """With `seed` and `max_tokens` filled in by the client."""
+    eos_token_ids: tuple[int, ...] = ()
+    cache_salt: str | None = None
+    priority: int = 0
+    """Lower is earlier."""
+    deadline_s: float | None = None
+    """Seconds from arrival after which the request ends with finish reason `deadline`."""
+    resumed: tuple[ResumedChoice, ...] | None = None
+    """None: a new request. Otherwise only these choices run, each from where it was."""
+    runs_alone: bool = False
+    """Suspected of killing engines: its steps hold no other request."""
+
+
+class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
+    """Forget a request, whatever its state; unknown ids are ignored. Nothing is answered."""
+
+    request_id: str
+
+
+class StatsRequest(msgspec.Struct, frozen=True, tag="stats_request"):
+    """Ask for a `Stats`."""
+
+
+class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
+    """End the process now; the server has drained before."""
+
+
+class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
+    """The model is loaded and the first step ran. Sent once."""
+
+    model_name: str
+    fingerprint: str
+    vocab_size: int
+    max_model_len: int
+    page_size: int
+    num_pages: int
+    layout: str
+    """The printed layout table."""
+    phases: tuple[tuple[str, float], ...]
+    """Named phases of loading, with seconds."""
+
+
+class LoadFailed(msgspec.Struct, frozen=True, kw_only=True, tag="load_failed"):
+    """Loading ended with an error that a person should read; the process exits."""
+
+    error: str
+    """Name of the class in `kvarto.core.errors`."""
+    message: str
+
+
+class Phase(msgspec.Struct, frozen=True, tag="phase"):
+    """A phase of loading begins."""
+
+    name: str
+
+
+class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
+    """Log-probability of a token, and the likeliest at its place."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+class TokensOut(msgspec.Struct, frozen=True, kw_only=True, tag="tokens", omit_defaults=True):
+    """New tokens of one choice."""
+
+    request_id: str
+    choice: int
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...] | None = None
+    """One per token, when asked for."""
+    prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
+    """Of prompt tokens 1…, with the first output only, when asked for."""
+    num_cached_tokens: int = 0
+    """Prompt tokens that came from the prefix cache; with the first output."""
+    finish_reason: str | None = None
+    """`stop` (an end token), `length`, `deadline`, or `error` (non-finite logits)."""
+    stop_token_id: int | None = None
+    """The token that ended it, for `stop`."""
+
+
+class Refused(msgspec.Struct, frozen=True, kw_only=True, tag="refused"):
+    """A request that the engine will not run: an error of `kvarto.core.errors.RequestError`'s tree, by class name."""
+
+    request_id: str
+    error: str
+    message: str
+    param: str | None = None
+
+
+class StepOut(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
+    """All that one step yielded, in one frame. Also the heartbeat: an idle engine sends an empty one each second."""
+
+    step: int
+    """Steps completed since start."""
+    tokens: tuple[TokensOut, ...] = ()
+    refused: tuple[Refused, ...] = ()
+    running: tuple[str, ...] | None = None
+    """Ids of the requests in the step that begins now; sent before it runs, so that a death has suspects."""
+
+
+class Stats(msgspec.Struct, frozen=True, kw_only=True, tag="stats"):
+    """Gauges and counters since start, straight from ledger, pool and scheduler."""
+
+    num_running: int = 0
+    num_waiting: int = 0
+    num_pages: int = 0
+    num_free_pages: int = 0
+    num_held_pages: int = 0
+    num_evictable_pages: int = 0
+    num_draining_pages: int = 0
+    prefix_queries_tokens: int = 0
+    prefix_hits_tokens: int = 0
+    num_preemptions: int = 0
+    num_steps: int = 0
+    num_prompt_tokens: int = 0
+    num_generation_tokens: int = 0
+    region_bytes: dict[str, int] = {}
+    """By region and owner kind; adds up to the arena."""
+
+
+ToEngine = AddRequest | Cancel | StatsRequest | Shutdown
+FromEngine = Ready | LoadFailed | Phase | StepOut | Stats

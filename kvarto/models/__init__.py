@@ -1,0 +1,1 @@
+"""From a model's files to a Program, weights, tokenizer and chat template."""

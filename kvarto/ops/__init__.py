@@ -1,0 +1,1 @@
+"""The op set behind one signature: `reference/` is PyTorch on any device."""

@@ -1,0 +1,53 @@
+"""Backend: what runs a Program. About twenty ops behind one signature, one instance per engine."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvarto.core.buffers import StepLimits
+from kvarto.core.dtype import DType
+from kvarto.core.kv_format import KVFormat
+from kvarto.core.layout import Layout
+from kvarto.core.ops import Op
+from kvarto.core.program import Program
+from kvarto.core.step import Step, StepResult
+
+
+class Backend(Protocol):
+    """Owns the device arena. Calls come from one thread, but for `copy_page`, which the copy thread makes."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Backend, activations, kernel version: two processes with equal fingerprints give equal bits."""
+        ...
+
+    def default_kv_dtype(self) -> DType:
+        """What `--kv-cache-dtype auto` means here."""
+        ...
+
+    def scratch_bytes(self, op: Op, program: Program, limits: StepLimits, kv_format: KVFormat) -> int:
+        """Bytes that the op needs beside its buffers at the largest step; planned like a buffer of one op's life."""
+        ...
+
+    def open(self, program: Program, layout: Layout) -> None:
+        """Reserve the arena. Weights hold nothing yet."""
+        ...
+
+    def store_weight(self, name: str, offset_bytes: int, data: NDArray[np.uint8]) -> None:
+        """Write raw bytes, already in the weight's dtype, at an offset inside the weight."""
+        ...
+
+    def run(self, step: Step) -> StepResult:
+        """One pass: writes the step's KV into its slots and samples the rows asked for."""
+        ...
+
+    def copy_page(self, source: int, target: int) -> None:
+        """Copy a whole page inside the pages region."""
+        ...
+
+    def close(self) -> None:
+        """Give the arena back."""
+        ...

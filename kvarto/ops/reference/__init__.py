@@ -1,0 +1,1 @@
+"""Every op in plain PyTorch: slow, obvious, the oracle."""

@@ -1,0 +1,1 @@
+"""From numbers to decisions: layout, costs, capacity. Nothing here runs anything."""

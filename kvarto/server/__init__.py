@@ -1,0 +1,1 @@
+"""OpenAI-compatible HTTP in front of the engine's client."""
