@@ -16,6 +16,17 @@ class Rows(Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class StepLimits:
+    """The largest step that buffers are planned for."""
+
+    max_tokens: int
+    max_seqs: int
+    max_samples: int
+    max_context: int
+    """Tokens that one sequence may hold."""
+
+
+@dataclass(frozen=True, slots=True)
 class Buffer:
     """An activation: `[rows, width]`, row-major."""
 
@@ -80,17 +91,6 @@ class Weight:
     def size_bytes(self) -> int:
         """Bytes, without alignment."""
         return self.num_elements * self.dtype.itemsize
-
-
-@dataclass(frozen=True, slots=True)
-class StepLimits:
-    """The largest step that buffers are planned for."""
-
-    max_tokens: int
-    max_seqs: int
-    max_samples: int
-    max_context: int
-    """Tokens that one sequence may hold."""
 
 
 @dataclass(frozen=True, slots=True)

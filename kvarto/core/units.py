@@ -18,17 +18,23 @@ _UNITS = {
 _COUNTS = {"": 1, "k": 10**3, "K": 2**10, "m": 10**6, "M": 2**20, "g": 10**9, "G": 2**30}
 
 
+def _scale(whole: str, fraction: str | None, unit: int) -> int:
+    """`whole.fraction * unit`, rounded down, in exact integers."""
+    digits = fraction or ""
+    denominator: int = 10 ** len(digits)
+    return int(whole + digits) * unit // denominator
+
+
 def parse_bytes(text: str | int) -> int:
     """`8GiB`, `8G` (binary), `8GB` (decimal), `512MiB` or plain bytes, as an exact integer. Raises ValueError."""
     if isinstance(text, int):
         value = text
     else:
-        match = re.fullmatch(r"\s*(\d+)(?:\.(\d+))?\s*([A-Za-z]*)\s*", text)
+        match = re.fullmatch(r"\s*([0-9]+)(?:\.([0-9]+))?\s*([A-Za-z]*)\s*", text)
         unit = _UNITS.get(match[3].upper()) if match else None
         if match is None or unit is None:
             raise ValueError(f"`{text}` is not a size; write bytes or a size such as `512MiB`, `8GiB` or `8GB`")
-        fraction = match[2] or ""
-        value = int(match[1] + fraction) * unit // 10 ** len(fraction)
+        value = _scale(match[1], match[2], unit)
     if value < 0:
         raise ValueError(f"`{text}` is negative; a size is 0 or more")
     return value
@@ -38,11 +44,10 @@ def parse_count(text: str | int) -> int:
     """`4096`, `4k` (4,000), `4K` (4,096), `25.6k`. Raises ValueError."""
     if isinstance(text, int):
         return text
-    match = re.fullmatch(r"\s*(\d+)(?:\.(\d+))?\s*([kKmMgG]?)\s*", text)
+    match = re.fullmatch(r"\s*([0-9]+)(?:\.([0-9]+))?\s*([kKmMgG]?)\s*", text)
     if match is None:
         raise ValueError(f"`{text}` is not a count; write a number such as `4096`, `4k` (4,000) or `4K` (4,096)")
-    fraction = match[2] or ""
-    return int(match[1] + fraction) * _COUNTS[match[3]] // 10 ** len(fraction)
+    return _scale(match[1], match[2], _COUNTS[match[3]])
 
 
 def format_bytes(size_bytes: int) -> str:
