@@ -53,8 +53,6 @@ class Transform(Enum):
     """`[in, out]` on file, `[out, in]` here (GPT-2's Conv1D)."""
     ADD_ONE = "add one"
     """Gemma stores norm weights as w - 1."""
-    UNPERMUTE_ROPE = "unpermute rope"
-    """GGUF's llama keeps q and k rows interleaved by pairs; here halves are apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +60,10 @@ class Source:
     """A tensor of the model's files, or a band of its rows, that becomes rows of a weight."""
 
     name: str
-    """Hugging Face name; the reader of a format maps it to its own."""
+    """Hugging Face name; readers of other formats give that name and layout (GGUF's permuted q and k come undone)."""
     transform: Transform = Transform.NONE
-    num_heads: int = 0
-    """For UNPERMUTE_ROPE: heads that the rows are made of."""
     rows: tuple[int, int] | None = None
-    """Half-open band of rows of the tensor (after the transform); None takes all."""
+    """Half-open band of rows of the tensor (after the transform); a 1-D tensor's rows are its elements. None takes all."""
 
 
 @dataclass(frozen=True, slots=True)
