@@ -1,0 +1,65 @@
+"""What this process may use: the machine's memory and cores, cut down by its control groups and CPU affinity."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvarto.core.units import KIB
+from kvarto.memory.cgroup import cpu_quota, memory_levels
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessLimits:
+    """Memory in bytes, and cores, at the moment of reading."""
+
+    total_bytes: int
+    """Memory of the machine."""
+    available_bytes: int
+    """What the machine could give without swapping."""
+    num_cpus: int
+    """Cores that this process may keep busy."""
+    cgroup_limit_bytes: int | None = None
+    """The tightest limit of our control groups; None where there is none."""
+    cgroup_free_bytes: int | None = None
+    """What the tightest of them leaves; another level than the lowest limit's may be the fuller one."""
+
+    @property
+    def usable_bytes(self) -> int:
+        """The smaller of the machine and the control group's limit: what a share is a share of."""
+        return _smaller(self.total_bytes, self.cgroup_limit_bytes)
+
+    @property
+    def free_bytes(self) -> int:
+        """What can be allocated now."""
+        return _smaller(self.available_bytes, self.cgroup_free_bytes)
+
+
+def read_limits(root: Path = Path("/"), *, num_affine_cpus: int | None = None) -> ProcessLimits:
+    """Read the limits of this process. `root` is where `/proc` and `/sys` are found; the affinity is the system's."""
+    meminfo = _meminfo(root)
+    levels = memory_levels(root)
+    return ProcessLimits(
+        total_bytes=meminfo["MemTotal"],
+        available_bytes=meminfo.get("MemAvailable", meminfo["MemFree"]),
+        num_cpus=_num_cpus(num_affine_cpus or len(os.sched_getaffinity(0)), cpu_quota(root)),
+        cgroup_limit_bytes=min((level.limit_bytes for level in levels), default=None),
+        cgroup_free_bytes=min((level.free_bytes for level in levels), default=None),
+    )
+
+
+def _meminfo(root: Path) -> dict[str, int]:
+    """Fields of /proc/meminfo in bytes."""
+    lines = (root / "proc/meminfo").read_text().splitlines()
+    pairs = (line.split(":", 1) for line in lines if line.endswith(" kB"))
+    return {name: int(value.split()[0]) * KIB for name, value in pairs}
+
+
+def _num_cpus(num_affine_cpus: int, quota: float | None) -> int:
+    # Rounded down: one thread more than the quota is put to sleep in the middle of a step, and all wait for it.
+    return max(1, num_affine_cpus if quota is None else min(num_affine_cpus, int(quota)))
+
+
+def _smaller(size_bytes: int, limit_bytes: int | None) -> int:
+    return size_bytes if limit_bytes is None else min(size_bytes, limit_bytes)
