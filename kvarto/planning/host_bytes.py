@@ -1,0 +1,37 @@
+"""Bookkeeping outside the arena, at its largest: what the plan adds to the arena for the machine's memory."""
+
+from __future__ import annotations
+
+from kvarto.core.buffers import StepLimits
+from kvarto.core.units import ceil_div
+
+POOL_BYTES_PER_PAGE = 24
+"""Counts, owner, state and free stack: int32 each, rounded up; see `kvarto.memory.page_pool`."""
+CACHE_BYTES_PER_PAGE = 640
+"""Prefix cache and arbiter per cached page: a 32-byte digest, its dictionary entries, and the record they lead to."""
+STEP_BYTES_PER_TOKEN = 4 + 4
+"""Token id and position, int32; the slot of each group comes on top."""
+SLOT_BYTES = 8
+"""One entry of a slot mapping, int64."""
+STEP_BYTES_PER_SAMPLE = 13 * 4 + 2 * 8
+"""Sampling parameters and what sampling yields, without the ragged lists."""
+PAGE_ID_BYTES = 4
+"""int32."""
+
+
+def page_table_bytes(num_groups: int, limits: StepLimits, page_size: int) -> int:
+    """Page tables `[num_groups, max_seqs, max_pages]`: one in the cache, and one in the step that it is copied to."""
+    max_pages = ceil_div(limits.max_context, page_size)
+    return 2 * num_groups * limits.max_seqs * max_pages * PAGE_ID_BYTES
+
+
+def step_bytes(num_groups: int, limits: StepLimits) -> int:
+    """Flat arrays of one step at its largest."""
+    per_token = STEP_BYTES_PER_TOKEN + num_groups * SLOT_BYTES
+    return limits.max_tokens * per_token + limits.max_samples * STEP_BYTES_PER_SAMPLE
+
+
+def host_bytes(num_groups: int, num_pages: int, limits: StepLimits, page_size: int) -> int:
+    """All bookkeeping outside the arena: page tables, step arrays, pool arrays and prefix-cache records."""
+    per_page = POOL_BYTES_PER_PAGE + CACHE_BYTES_PER_PAGE
+    return page_table_bytes(num_groups, limits, page_size) + step_bytes(num_groups, limits) + num_pages * per_page
