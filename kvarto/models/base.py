@@ -1,0 +1,74 @@
+"""What every format of weight files offers: tensors by Hugging Face name, read as float32 a few rows at a time.
+
+A reader knows the file's layout, never the model: it hands out names, shapes and values exactly as a Hugging Face
+checkpoint has them. Nothing is cached; pages of the file leave the page cache once read, so memory stays flat.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Float32 = NDArray[np.float32]
+
+BLOCK_BYTES = 2 << 20
+"""Bytes of float32 that readers and loader hold at a time: small enough to stay in cache, large enough for the disk."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """A tensor as a Hugging Face checkpoint would list it."""
+
+    name: str
+    shape: tuple[int, ...]
+    file_dtype: str
+    """How the file keeps it: `BF16`, `Q4_K`, …"""
+
+    @property
+    def num_rows(self) -> int:
+        """Product of all extents but the last; 1 for a vector."""
+        count = 1
+        for extent in self.shape[:-1]:
+            count *= extent
+        return count
+
+    @property
+    def num_columns(self) -> int:
+        """The last extent; 1 for a scalar."""
+        return self.shape[-1] if self.shape else 1
+
+
+class WeightFiles(ABC):
+    """The weights and the configuration of one model on disk."""
+
+    path: Path
+    config: dict[str, Any]
+    """In the form of Hugging Face's `config.json`."""
+    tensors: dict[str, TensorInfo]
+
+    @abstractmethod
+    def read_rows(self, name: str, start: int, stop: int) -> Float32:
+        """Rows `[start, stop)` as `[stop - start, num_columns]`, float32. The caller owns the array. Raises BadFile."""
+
+    def read_columns(self, name: str, start: int, stop: int) -> Float32:
+        """Columns `[start, stop)` as `[num_rows, stop - start]`, float32, in one pass over the tensor."""
+        info = self.tensors[name]
+        columns = np.empty((info.num_rows, stop - start), np.float32)
+        for first, last in row_blocks(0, info.num_rows, info.num_columns):
+            columns[first:last] = self.read_rows(name, first, last)[:, start:stop]
+        return columns
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close the files. Reading afterwards is an error."""
+
+
+def row_blocks(start: int, stop: int, num_columns: int) -> list[tuple[int, int]]:
+    """Cut rows `[start, stop)` into bands of at most `BLOCK_BYTES` as float32, and of at least one row."""
+    step = max(1, BLOCK_BYTES // (4 * max(1, num_columns)))
+    return [(first, min(first + step, stop)) for first in range(start, stop, step)]
