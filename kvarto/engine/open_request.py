@@ -1,0 +1,80 @@
+"""The client's memory of one prompt that is being served: enough to start it, to follow it and to resume it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import msgspec
+
+from kvarto.core.sampling import SamplingParams
+from kvarto.engine.generation import Generation
+from kvarto.engine.messages import AddRequest
+from kvarto.engine.outputs import RequestOutputs
+
+
+@dataclass(slots=True)
+class RequestTimes:
+    """Moments on the monotonic clock, in seconds; None for what has not happened."""
+
+    submitted_s: float
+    scheduled_s: float | None = None
+    """First time in a step."""
+    first_token_s: float | None = None
+    last_token_s: float | None = None
+
+
+@dataclass(slots=True)
+class OpenRequest:
+    """One prompt, from submission to its end. `attempt` counts how often an engine was given it."""
+
+    request_id: str
+    prompt: tuple[int, ...]
+    sampling: SamplingParams
+    generation: Generation
+    outputs: RequestOutputs
+    times: RequestTimes
+    eos_token_ids: tuple[int, ...] = ()
+    cache_salt: str | None = None
+    priority: int = 0
+    deadline_s: float | None = None
+    attempt: int = 0
+    num_cached_tokens: int = field(default=0, init=False)
+
+    @property
+    def engine_id(self) -> str:
+        """Its id in frames. Changes with each attempt, so that late frames of an earlier one hit nobody."""
+        return f"{self.request_id}.{self.attempt}"
+
+    def message(self, now_s: float, *, runs_alone: bool) -> AddRequest:
+        """What an engine must be told, whether the request is new or had begun."""
+        sampling = self.sampling
+        if self.outputs.has_begun and sampling.prompt_logprobs is not None:
+            sampling = msgspec.structs.replace(sampling, prompt_logprobs=None)  # its client has them
+        deadline_s = self.deadline_s
+        if deadline_s is not None:
+            deadline_s = max(0.0, deadline_s - (now_s - self.times.submitted_s))
+        return AddRequest(
+            request_id=self.engine_id,
+            prompt_token_ids=self.prompt,
+            sampling=sampling,
+            eos_token_ids=self.eos_token_ids,
+            cache_salt=self.cache_salt,
+            priority=self.priority,
+            deadline_s=deadline_s,
+            resumed=self.outputs.resumed(),
+            runs_alone=runs_alone,
+        )
+
+
+class Observer(Protocol):
+    """Is told what happens to requests, for metrics. Times are in seconds."""
+
+    def tokens_arrived(self, request: OpenRequest, num_tokens: int, interval_s: float | None) -> None:
+        """New tokens of one choice; `interval_s` since the request's tokens before, None for its first."""
+
+    def request_ended(self, request: OpenRequest, reason: str, now_s: float) -> None:
+        """`reason` is the last finish reason, `abort` or `error`."""
+
+    def engine_restarted(self) -> None:
+        """A fresh engine took over."""

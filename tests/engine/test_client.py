@@ -1,0 +1,240 @@
+"""The client against a real process that speaks the real frames: engines die, readers see nothing of it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from kvarto.core.errors import (
+    BudgetTooSmall,
+    ContextLengthExceeded,
+    EngineDied,
+    InvalidRequest,
+    Overloaded,
+    Unavailable,
+)
+from kvarto.core.sampling import SamplingParams
+from kvarto.engine.client import EngineClient, State, error_from
+from kvarto.engine.config import EngineConfig, FaultPlan
+from kvarto.engine.generation import Generation
+from kvarto.engine.outputs import ChoiceOutput
+from tests.engine.fake_engine import EOS, VOCAB_SIZE, token_at
+
+COMMAND = (sys.executable, str(Path(__file__).with_name("fake_engine.py")))
+
+
+class Bytes:
+    """Token ids are bytes; EOS is special."""
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return bytes([token_id]) if token_id < 256 else b""
+
+    def is_special(self, token_id: int) -> bool:
+        return token_id == EOS
+
+
+@asynccontextmanager
+async def client_of(model: str = "fake", **settings: object) -> AsyncIterator[EngineClient]:
+    client_settings = {key: settings.pop(key) for key in ("silence_limit_s", "observer", "on_phase") if key in settings}
+    config = EngineConfig(model=model, seed=1, **settings)  # type: ignore[arg-type]
+    client = EngineClient(config, Bytes(), eos_token_ids=(EOS,), command=COMMAND, **client_settings)  # type: ignore[arg-type]
+    await client.start()
+    try:
+        yield client
+    finally:
+        await client.close()
+
+
+def expected(prompt: tuple[int, ...], seed: int, choice: int, count: int) -> list[int]:
+    return [token_at(prompt, seed, choice, position) for position in range(count)]
+
+
+async def collect(generation: Generation) -> dict[tuple[int, int], list[ChoiceOutput]]:
+    by_choice: dict[tuple[int, int], list[ChoiceOutput]] = {}
+    async for output in generation:
+        by_choice.setdefault((output.prompt_index, output.choice), []).append(output)
+    return by_choice
+
+
+def token_ids(outputs: list[ChoiceOutput]) -> list[int]:
+    return [token for output in outputs for token in output.token_ids]
+
+
+async def until(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
+    async with asyncio.timeout(timeout_s):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+async def test_outputs_of_all_prompts_and_choices() -> None:
+    phases: list[str] = []
+    async with client_of("fake?eos_after=20", on_phase=phases.append) as client:
+        prompts = [(5, 6), (7,)]
+        outputs = await collect(client.submit(prompts, SamplingParams(n=2, seed=3, max_tokens=9, logprobs=1)))
+        assert set(outputs) == {(0, 0), (0, 1), (1, 0), (1, 1)}
+        for (prompt, choice), some in outputs.items():
+            want = expected(prompts[prompt], 3, choice, 9)
+            assert token_ids(some) == want
+            assert "".join(output.text for output in some) == bytes(want).decode()
+            assert [output.finish_reason for output in some] == [None] * 8 + ["length"]
+            assert all(output.logprobs is not None and len(output.logprobs) == 1 for output in some)
+        assert [some[0].num_cached_tokens for some in outputs.values()].count(3) == 2  # once for each prompt
+        ended = (await collect(client.submit([(5, 6)], SamplingParams(seed=3))))[0, 0]
+        assert token_ids(ended)[-1] == EOS
+        assert (ended[-1].finish_reason, ended[-1].stop_reason, ended[-1].text) == ("stop", None, "")
+    assert phases == ["find", "read"]
+
+
+async def test_stop_string_ends_one_choice_and_the_others_go_on() -> None:
+    async with client_of("fake?step_s=0.001") as client:
+        whole = bytes(expected((5,), 3, 0, 40)).decode()
+        stop = whole[10:13]
+        end = whole.index(stop)
+        outputs = await collect(client.submit([(5,)], SamplingParams(n=2, seed=3, max_tokens=40, stop=(stop,))))
+        assert "".join(output.text for output in outputs[0, 0]) == whole[:end]
+        assert (outputs[0, 0][-1].finish_reason, outputs[0, 0][-1].stop_reason) == ("stop", stop)
+        assert len(token_ids(outputs[0, 0])) == end + 3
+        assert token_ids(outputs[0, 1]) == expected((5,), 3, 1, 40)
+        await until_engine_is_idle(client)
+
+
+async def until_engine_is_idle(client: EngineClient) -> None:
+    for _ in range(200):
+        if (await client.stats()).num_running == 0:
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("the engine still runs requests that nobody waits for")
+
+
+async def test_cancel_reaches_the_engine() -> None:
+    async with client_of("fake?step_s=0.002") as client:
+        async with client.submit([(5,), (6,)], SamplingParams(max_tokens=4000)) as generation:
+            assert await generation.batch()
+        assert client.num_open == 0
+        await until_engine_is_idle(client)
+
+
+async def test_a_killed_engine_leaves_no_seam() -> None:
+    """Ten requests, the engine killed again and again: every reader gets exactly the tokens of an undisturbed run."""
+    sampling = SamplingParams(n=2, seed=11, max_tokens=120, stop=("never",))
+    async with client_of("fake?step_s=0.002", max_num_seqs=8) as client:
+        readers = [asyncio.create_task(collect(client.submit([(5, index)], sampling))) for index in range(10)]
+        for _ in range(3):
+            await asyncio.sleep(0.05)
+            await until(lambda: client.state is State.RUNNING)
+            assert client.engine_pid is not None
+            os.kill(client.engine_pid, signal.SIGKILL)
+            await until(lambda: client.state is not State.RUNNING)
+        results = await asyncio.gather(*readers)
+        assert client.num_restarts >= 2
+    for index, outputs in enumerate(results):
+        for choice in range(2):
+            assert token_ids(outputs[0, choice]) == expected((5, index), 11, choice, 120)
+            assert "".join(o.text for o in outputs[0, choice]) == bytes(expected((5, index), 11, choice, 120)).decode()
+            assert [o.finish_reason for o in outputs[0, choice] if o.finish_reason] == ["length"]
+            assert sum(o.num_cached_tokens is not None for o in outputs[0, 0] + outputs[0, 1]) == 1
+
+
+async def test_the_poison_fails_alone() -> None:
+    poison = (66, 6)
+    async with client_of("fake?step_s=0.002", faults=FaultPlan(abort_on_tokens=poison)) as client:
+        innocent = [client.submit([(5, index)], SamplingParams(seed=1, max_tokens=60)) for index in range(6)]
+        guilty = client.submit([(*poison, 1)], SamplingParams(seed=1, max_tokens=60))
+        with pytest.raises(EngineDied, match="3 times"):
+            await collect(guilty)
+        for index, generation in enumerate(innocent):
+            assert token_ids((await collect(generation))[0, 0]) == expected((5, index), 1, 0, 60)
+        assert client.num_restarts == 3
+        assert client.num_open == 0
+        after = await collect(client.submit([(1,)], SamplingParams(seed=1, max_tokens=5)))
+        assert len(token_ids(after[0, 0])) == 5
+
+
+async def test_a_silent_engine_is_replaced() -> None:
+    """Each engine stops itself at step 3; the fresh one begins where the last ended, so 3 steps of progress each time."""
+    async with client_of("fake?mute_after=3", silence_limit_s=0.6) as client:
+        outputs = await collect(client.submit([(5,)], SamplingParams(seed=1, max_tokens=5)))
+        assert token_ids(outputs[0, 0]) == expected((5,), 1, 0, 5)
+        assert client.num_restarts == 1
+
+
+async def test_load_errors_come_as_what_they_are() -> None:
+    client = EngineClient(EngineConfig(model="fake?fail=BudgetTooSmall:needs 3 GiB"), Bytes(), command=COMMAND)
+    with pytest.raises(BudgetTooSmall, match="needs 3 GiB"):
+        await client.start()
+    await client.close()
+    client = EngineClient(EngineConfig(model="x"), Bytes(), command=(sys.executable, "-c", "import sys; sys.exit(7)"))
+    with pytest.raises(EngineDied, match="exit code 7"):
+        await client.start()
+    await client.close()
+
+
+async def test_gives_up_when_fresh_engines_fail_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvarto.engine.client.MAX_FAILED_STARTS", 2)
+    async with client_of("fake?step_s=0.01") as client:
+        generation = client.submit([(5,)], SamplingParams(max_tokens=1000))
+        await generation.batch()
+        client._command = (sys.executable, "-c", "import sys; sys.exit(7)")
+        assert client.engine_pid is not None
+        os.kill(client.engine_pid, signal.SIGKILL)
+        with pytest.raises(EngineDied, match="could not be restarted"):
+            await collect(generation)
+        assert client.state is State.BROKEN
+        assert not client.is_alive
+        assert not client.can_admit
+        with pytest.raises(Unavailable):
+            client.submit([(5,)], SamplingParams())
+
+
+async def test_refusals_at_the_door() -> None:
+    async with client_of("fake?step_s=0.01&max_len=64", max_num_seqs=2, max_num_queued=3) as client:
+        with pytest.raises(ContextLengthExceeded):
+            client.submit([(1,) * 64], SamplingParams())
+        with pytest.raises(InvalidRequest, match="scheduling-policy"):
+            client.submit([(1,)], SamplingParams(), priority=1)
+        with pytest.raises(InvalidRequest):
+            client.submit([(1,), (VOCAB_SIZE,)], SamplingParams())
+        assert client.num_open == 0
+        running = [client.submit([(5,)], SamplingParams(max_tokens=50)) for _ in range(5)]
+        assert not client.can_admit
+        with pytest.raises(Overloaded) as refused:
+            client.submit([(5,)], SamplingParams())
+        assert 1 <= refused.value.retry_after_s <= 60
+        for generation in running:
+            generation.cancel()
+        assert client.can_admit
+
+
+async def test_drain_finishes_what_runs_and_takes_nothing_new() -> None:
+    async with client_of("fake?step_s=0.002") as client:
+        reader = asyncio.create_task(collect(client.submit([(5,)], SamplingParams(seed=1, max_tokens=50))))
+        await asyncio.sleep(0.02)
+        draining = asyncio.create_task(client.drain())
+        await asyncio.sleep(0)
+        with pytest.raises(Unavailable):
+            client.submit([(5,)], SamplingParams())
+        await draining
+        assert token_ids((await reader)[0, 0]) == expected((5,), 1, 0, 50)
+
+
+async def test_counters_never_fall_when_engines_change() -> None:
+    async with client_of("fake?step_s=0.002") as client:
+        assert (await client.stats()).num_preemptions == 1
+        assert client.engine_pid is not None
+        os.kill(client.engine_pid, signal.SIGKILL)
+        await until(lambda: client.num_restarts == 1)
+        assert (await client.stats()).num_preemptions == 2
+
+
+def test_unknown_errors_stay_errors_of_ours() -> None:
+    assert type(error_from("InvalidRequest", "no", "stop")) is InvalidRequest
+    assert type(error_from("Overloaded", "no")) is Overloaded
+    assert str(error_from("SystemExit", "text")) == "text"
+    assert str(error_from("annotations", "text")) == "text"
