@@ -48,7 +48,8 @@ def layout_table(layout: Layout, program: Program) -> str:
         ("unused", "less than a page, or not asked for", budget.device_bytes - layout.total_bytes),
         ("host", "bookkeeping outside the arena, at most", layout.host_bytes),
     ]
-    widths = [max(len(line[column]) for line in [*lines, *totals]) for column in (0, 1)]
+    everything = [*lines, *totals]
+    widths = [max(len(region) for region, _, _ in everything), max(len(what) for _, what, _ in everything)]
     text = [_line(line, widths) for line in lines]
     rule = "-" * max(len(line) for line in text)
     return "\n".join([*text, rule, *(_line(line, widths) for line in totals)])
