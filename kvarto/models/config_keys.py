@@ -20,10 +20,11 @@ MAX_SIZE = 1 << 24
 IRRELEVANT = frozenset({
     "_name_or_path", "_sliding_window_pattern", "architectures", "attention_dropout", "attn_pdrop", "auto_map",
     "begin_suppress_tokens", "bos_token_id", "cache_implementation", "chunk_size_feed_forward", "dtype", "embd_pdrop",
-    "eos_token_id", "finetuning_task", "gradient_checkpointing", "hidden_act", "id2label", "initializer_range", "is_llama_config",
-    "label2id", "max_window_layers", "model_type", "n_ctx", "name_or_path", "num_labels",
-    "original_max_position_embeddings", "output_attentions", "output_hidden_states", "output_router_logits", "pad_token_id", "pretraining_tp", "problem_type", "reorder_and_upcast_attn", "resid_pdrop",
-    "return_dict", "router_aux_loss_coef", "router_jitter_noise", "sliding_window_size", "summary_activation",
+    "eos_token_id", "finetuning_task", "gradient_checkpointing", "hidden_act", "id2label", "initializer_range",
+    "is_llama_config", "label2id", "max_window_layers", "model_type", "n_ctx", "name_or_path", "num_labels",
+    "original_max_position_embeddings", "output_attentions", "output_hidden_states", "output_router_logits",
+    "pad_token_id", "pretraining_tp", "problem_type", "reorder_and_upcast_attn", "resid_pdrop", "return_dict",
+    "router_aux_loss_coef", "router_jitter_noise", "sliding_window_size", "summary_activation",
     "summary_first_dropout", "summary_proj_to_labels", "summary_type", "summary_use_proj", "task_specific_params",
     "tie_last_hidden_states", "tokenizer_class", "torch_dtype", "transformers.js_config", "transformers_version",
     "unsloth_fixed", "unsloth_version", "use_cache",
@@ -55,7 +56,9 @@ class ConfigKeys:
     A read raises BadFile for a missing key or a wrong type, and UnsupportedModel for a value that is not built in.
     """
 
-    def __init__(self, values: Mapping[str, Any], model_type: str, path: str = "", read: set[str] | None = None) -> None:
+    def __init__(
+        self, values: Mapping[str, Any], model_type: str, path: str = "", read: set[str] | None = None
+    ) -> None:
         self._values = values
         self.model_type = model_type
         self._path = path

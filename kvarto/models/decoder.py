@@ -1,7 +1,7 @@
 """One decoder builder: a DecoderConfig becomes a Program, whatever its family.
 
-    embed -> [ norm, qkv, (head norm), (rope), write-kv, attention, out,          per layer; `residual` lives throughout,
-               (norm), norm + residual, gate_up, activation, down, (norm) ] ...   every other buffer for a few ops
+    embed -> [ norm, qkv, (head norm), (rope), write-kv, attention, out,          per layer; `residual` lives
+               (norm), norm + residual, gate_up, activation, down, (norm) ] ...   throughout, the rest for a few ops
           -> gather the rows to sample + residual -> norm -> logits -> sample
 
 A block's output is not added to the residual stream by an op of its own: the next norm does it, and the last gather.
@@ -10,7 +10,7 @@ Buffers carry their layer's name, so that a lifespan is what one layer needs and
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 from kvarto.core.buffers import Buffer, Rows, Source, Transform, Weight
 from kvarto.core.dtype import DType
@@ -40,14 +40,9 @@ RESIDUAL = "residual"
 EMBED = "embed"
 
 
-def build_program(config: DecoderConfig, dtype: DType, tensor_names: Collection[str] | None = None) -> Program:
-    """Compile a decoder. Matrices are stored as `dtype`; norms and biases always as f32.
-
-    `tensor_names`, those in the model's files, settle which prefix the family's names carry; without them it is the
-    commonest.
-    """
-    root = config.names.roots[0] if tensor_names is None else config.names.root_in(tensor_names)
-    program = _Builder(config, dtype, root).build()
+def build_program(config: DecoderConfig, dtype: DType) -> Program:
+    """Compile a decoder. Matrices are stored as `dtype`; norms and biases always as f32."""
+    program = _Builder(config, dtype).build()
     program.check()
     return program
 
@@ -55,9 +50,8 @@ def build_program(config: DecoderConfig, dtype: DType, tensor_names: Collection[
 class _Builder:
     """Collects buffers, weights and ops in order."""
 
-    def __init__(self, config: DecoderConfig, dtype: DType, root: str) -> None:
+    def __init__(self, config: DecoderConfig, dtype: DType) -> None:
         self.config = config
-        self.root = root
         self._dtype = dtype
         self._buffers: dict[str, Buffer] = {}
         self._weights: dict[str, Weight] = {}
@@ -193,9 +187,7 @@ class _Builder:
         self._ops.append(Norm(x, out, weight, config.norm_kind, config.norm_eps, bias))
         return out
 
-    def _linear(
-        self, label: str, x: str, width: int, templates: Sequence[str], index: int, *, has_bias: bool
-    ) -> str:
+    def _linear(self, label: str, x: str, width: int, templates: Sequence[str], index: int, *, has_bias: bool) -> str:
         shape = (width, self._buffers[x].width)
         weight = self._weight(label, shape, self._sources(templates, index))
         bias = None
@@ -225,11 +217,9 @@ class _Builder:
         return [Source(self._name(template, index, expert), transform) for template in templates]
 
     def _name(self, template: str, index: int = 0, expert: int = 0, *, suffix: str = "weight") -> str:
-        return f"{self.root}{template.format(layer=index, expert=expert)}.{suffix}"
+        return f"{self.config.names.root}{template.format(layer=index, expert=expert)}.{suffix}"
 
-    def _weight(
-        self, name: str, shape: tuple[int, ...], sources: Sequence[Source], dtype: DType | None = None
-    ) -> str:
+    def _weight(self, name: str, shape: tuple[int, ...], sources: Sequence[Source], dtype: DType | None = None) -> str:
         assert name not in self._weights, f"weight `{name}` is defined twice"
         self._weights[name] = Weight(name, shape, dtype or self._dtype, tuple(sources))
         return name

@@ -133,9 +133,7 @@ def _llama(keys: ConfigKeys) -> DecoderConfig:
     keys.fix("rope_interleaved", False)
     has_bias = keys.flag("attention_bias", False)
     base = _base(keys, tensor_names.LLAMA, Defaults())
-    return replace(
-        base, has_qkv_bias=has_bias, has_out_bias=has_bias, has_mlp_bias=keys.flag("mlp_bias", False)
-    )
+    return replace(base, has_qkv_bias=has_bias, has_out_bias=has_bias, has_mlp_bias=keys.flag("mlp_bias", False))
 
 
 def _mistral(keys: ConfigKeys) -> DecoderConfig:
@@ -224,9 +222,7 @@ def _gemma(keys: ConfigKeys, defaults: Defaults) -> DecoderConfig:
 
 def _gemma2(keys: ConfigKeys) -> DecoderConfig:
     """Gemma 2: every other layer slides, scores and logits are softcapped."""
-    defaults = Defaults(
-        is_tied=True, head_dim=256, activation_key="hidden_activation", activation="gelu_pytorch_tanh"
-    )
+    defaults = Defaults(is_tied=True, head_dim=256, activation_key="hidden_activation", activation="gelu_pytorch_tanh")
     base = _gemma(keys, defaults)
     layer_types = _layer_types(keys, len(base.layers), lambda layer: FULL if layer % 2 else SLIDING)
     base = _with_windows(base, _windows(keys, layer_types, keys.integer("sliding_window", 4096)))
@@ -338,9 +334,7 @@ def _qwen3_moe(keys: ConfigKeys) -> DecoderConfig:
     base = _with_windows(base, [window] * len(base.layers))
     dense = keys.integers("mlp_only_layers") or ()
     step = keys.integer("decoder_sparse_step", 1)
-    layers = (
-        replace(layer, has_experts=i not in dense and (i + 1) % step == 0) for i, layer in enumerate(base.layers)
-    )
+    layers = (replace(layer, has_experts=i not in dense and (i + 1) % step == 0) for i, layer in enumerate(base.layers))
     ffn_size = keys.integer("moe_intermediate_size")
     is_normalised = keys.flag("norm_topk_prob", False)
     return replace(

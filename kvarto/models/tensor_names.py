@@ -1,12 +1,11 @@
 """How each family names its tensors, and which of them becomes which weight.
 
-Names are those of published Hugging Face files; readers of other formats map them to their own. `{layer}` and
-`{expert}` are filled in; a root such as `model.` comes before all but the output matrix.
+Names are those of published Hugging Face checkpoints; readers map those of other files to them. `{layer}` and
+`{expert}` are filled in; the root comes before all but the output matrix.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from kvarto.core.buffers import Transform
@@ -16,8 +15,7 @@ from kvarto.core.buffers import Transform
 class TensorNames:
     """Templates without root and without `.weight` or `.bias`; a tuple's tensors are stacked in that order."""
 
-    roots: tuple[str, ...] = ("model.", "", "language_model.model.", "model.language_model.")
-    """Prefixes that files are known to use, the commonest first."""
+    root: str = "model."
     embed: str = "embed_tokens"
     position_table: str | None = None
     attention_norm: str = "layers.{layer}.input_layernorm"
@@ -48,10 +46,6 @@ class TensorNames:
     matrix_transform: Transform = Transform.NONE
     """Of the matrices inside layers."""
 
-    def root_in(self, tensor_names: Collection[str]) -> str:
-        """The root that a file with these tensors uses; the commonest where none fits."""
-        return next((root for root in self.roots if f"{root}{self.embed}.weight" in tensor_names), self.roots[0])
-
 
 LLAMA = TensorNames()
 PHI3 = replace(LLAMA, qkv=("layers.{layer}.self_attn.qkv_proj",), gate_up=("layers.{layer}.mlp.gate_up_proj",))
@@ -66,7 +60,7 @@ MIXTRAL = replace(
     expert_down="layers.{layer}.block_sparse_moe.experts.{expert}.w2",
 )
 GPT2 = TensorNames(
-    roots=("transformer.", ""),
+    root="transformer.",
     embed="wte",
     position_table="wpe",
     attention_norm="h.{layer}.ln_1",
@@ -81,6 +75,3 @@ GPT2 = TensorNames(
 
 UNUSED_BUFFERS = (".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")
 """Ends of names that older files carry along: constants, not parameters."""
-
-OTHER_PARTS = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
-"""Starts of names in multimodal files that the language model does without."""
