@@ -20,3 +20,19 @@ class MonotonicClock:
     def now(self) -> float:
         """Seconds since some fixed moment."""
         return time.monotonic()
+
+
+class VirtualClock:
+    """Time that stands still until it is moved."""
+
+    def __init__(self, start_s: float = 0.0) -> None:
+        self._now_s = start_s
+
+    def now(self) -> float:
+        """Seconds since some fixed moment."""
+        return self._now_s
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass."""
+        assert seconds >= 0, f"time does not run back by {-seconds} s"
+        self._now_s += seconds

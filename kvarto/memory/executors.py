@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
-from kvarto.core.clock import Clock
+from kvarto.core.clock import VirtualClock
 
 
 class Job(Protocol):
@@ -93,21 +93,13 @@ class ThreadExecutor:
             return self._jobs.popleft() if self._jobs else None
 
 
-class MovableClock(Clock, Protocol):
-    """A clock that a simulator moves."""
-
-    def advance(self, seconds: float) -> None:
-        """Let time pass."""
-        ...
-
-
 class VirtualExecutor:
     """Runs jobs on a clock that the simulator moves: one at a time, each taking `duration_s()`. No thread.
 
     The simulator calls `run_due` after it moved the clock; `wait` moves the clock itself.
     """
 
-    def __init__(self, clock: MovableClock, duration_s: Callable[[], float]) -> None:
+    def __init__(self, clock: VirtualClock, duration_s: Callable[[], float]) -> None:
         self._clock = clock
         self._duration_s = duration_s
         self._jobs: deque[Job] = deque()
