@@ -11,6 +11,7 @@ import os
 import socket
 import sys
 import threading
+import time
 from collections import deque
 from queue import Empty, SimpleQueue
 from typing import Protocol
@@ -24,6 +25,7 @@ EXIT_ORPHANED = 3
 """Exit code when the server's end of the socket is closed."""
 EXIT_MALFORMED = 4
 """Exit code after a frame that is no message."""
+_LOCAL_PAUSE_S = 0.001
 
 
 class Channel(Protocol):
@@ -46,7 +48,9 @@ class LocalChannel:
         self.outbox: deque[FromEngine] = deque()
 
     def receive(self, timeout_s: float) -> list[ToEngine]:
-        """All that was put into `inbox`; never waits, for nobody else could put anything there."""
+        """All that was put into `inbox`. Nobody could add to it meanwhile, so this only gives way to copies."""
+        if timeout_s > 0 and not self.inbox:
+            time.sleep(min(timeout_s, _LOCAL_PAUSE_S))
         messages = list(self.inbox)
         self.inbox.clear()
         return messages

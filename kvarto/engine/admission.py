@@ -1,0 +1,51 @@
+"""Admission: may the next in the queue run beside those that run? Pure arithmetic on pages.
+
+Each that runs keeps a claim on the pages of its prompt and of the next tokens of its output; a newcomer must fit into
+what is left. Without that, it would be admitted into pages that others need a few steps later, and be preempted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Items
+from typing import TYPE_CHECKING
+
+from kvarto.engine.request import Choice
+
+if TYPE_CHECKING:
+    from kvarto.cache.kv_cache import KVCache, Sequence
+
+HORIZON_TOKENS = 64
+"""Output tokens ahead that count as claimed: small beside a sequence, yet tens of steps without preemption."""
+
+
+class AdmissionGate:
+    """Remembers why the head of the queue did not fit, so that it is not opened again before something changed."""
+
+    def __init__(self, cache: KVCache) -> None:
+        self._cache = cache
+        self._refused: Choice | None = None
+        self._needs_available = 0
+
+    def note_room(self) -> None:
+        """Someone gave back pages, or a claim on them."""
+        self._refused = None
+
+    def may_try(self, choice: Choice, running: Items[Choice]) -> bool:
+        """False while nothing has changed since `choice` did not fit."""
+        return choice is not self._refused or not running or self._cache.num_available_pages >= self._needs_available
+
+    def admits(self, choice: Choice, sequence: Sequence, running: Items[Choice]) -> bool:
+        """Whether `choice`, opened as `sequence`, fits beside the claims of those that run."""
+        claimed = sum(pages_wanted(self._cache, other, other.sequence) for other in running if other.sequence)
+        num_available = self._cache.num_available_pages
+        missing = pages_wanted(self._cache, choice, sequence) + claimed - num_available
+        if missing > 0:
+            self._refused = choice
+            self._needs_available = num_available + missing
+        return missing <= 0
+
+
+def pages_wanted(cache: KVCache, choice: Choice, sequence: Sequence) -> int:
+    """Pages that the choice still lacks for its known tokens and the next ones of its output."""
+    last = choice.request.num_prompt_tokens + choice.request.max_tokens
+    return cache.pages_to_grow(sequence, min(choice.num_tokens + HORIZON_TOKENS, last))

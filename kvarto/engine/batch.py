@@ -1,0 +1,112 @@
+"""BatchBuilder: from chunks to a Step's flat arrays. Knows slots, pages and rows; decides nothing.
+
+Page tables of the running choices stay in one array from step to step, a row per slot; a step copies only the entries
+of pages that it writes, so its cost does not grow with the context.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kvarto.core.buffers import StepLimits
+from kvarto.core.ids import NO_PAGE
+from kvarto.core.step import Int32, Int64, SamplingRows, Step
+from kvarto.core.units import ceil_div
+from kvarto.engine.chunk import Chunk
+from kvarto.engine.sampling_table import SamplingTable
+
+if TYPE_CHECKING:
+    from kvarto.cache.kv_cache import Sequence
+
+
+class BatchBuilder:
+    """One per engine."""
+
+    def __init__(self, limits: StepLimits, *, num_groups: int, page_size: int) -> None:
+        self._page_size = page_size
+        max_pages = ceil_div(limits.max_context, page_size)
+        self._page_tables = np.full((num_groups, limits.max_seqs, max_pages), NO_PAGE, dtype=np.int32)
+        self._sequences: list[Sequence | None] = [None] * limits.max_seqs
+        """Whose pages a row of `_page_tables` holds."""
+        self._sampling = SamplingTable(limits.max_seqs)
+
+    def build(self, chunks: list[Chunk]) -> Step:
+        """The step that computes `chunks`, in their order. Rows to sample: prompt rows, then draws, chunk by chunk."""
+        for chunk in chunks:
+            self._refresh_page_table(chunk)
+        slots = np.array([chunk.choice.slot for chunk in chunks], dtype=np.intp)
+        starts = np.array([chunk.start for chunk in chunks], dtype=np.int32)
+        lengths = np.array([chunk.length for chunk in chunks], dtype=np.int32)
+        cu_seqlens = np.zeros(len(chunks) + 1, dtype=np.int32)
+        np.cumsum(lengths, out=cu_seqlens[1:])
+        positions = np.repeat(starts - cu_seqlens[:-1], lengths) + np.arange(cu_seqlens[-1], dtype=np.int32)
+        context_lens = starts + lengths
+        sample_rows, sampling = self._sample_rows(chunks, cu_seqlens)
+        return Step(
+            token_ids=_token_ids(chunks, cu_seqlens),
+            positions=positions,
+            cu_seqlens=cu_seqlens,
+            context_lens=context_lens,
+            page_tables=self._page_tables[:, slots, : ceil_div(int(context_lens.max()), self._page_size)],
+            slot_mapping=self._slot_mapping(np.repeat(slots, lengths), positions),
+            sample_rows=sample_rows,
+            sampling=sampling,
+        )
+
+    def _refresh_page_table(self, chunk: Chunk) -> None:
+        """Copy the entries of pages that this step writes; all of them when the row belonged to another sequence."""
+        slot, sequence = chunk.choice.slot, chunk.choice.sequence
+        assert sequence is not None, f"choice {chunk.choice.order} is in a step without a sequence"
+        first = chunk.start // self._page_size
+        if self._sequences[slot] is not sequence:
+            self._sequences[slot] = sequence
+            first = 0
+        end = ceil_div(chunk.stop, self._page_size)
+        for group, table in enumerate(self._page_tables):
+            table[slot, first:end] = sequence.page_table(group)[first:end]
+
+    def _slot_mapping(self, slots: Int64, positions: Int32) -> Int64:
+        """[num_groups, num_tokens]: where each token's KV goes."""
+        pages, offsets = np.divmod(positions, self._page_size)
+        return self._page_tables[:, slots, pages].astype(np.int64) * self._page_size + offsets
+
+    def _sample_rows(self, chunks: list[Chunk], cu_seqlens: Int32) -> tuple[Int32, SamplingRows]:
+        rows: list[int] = []
+        slots: list[int] = []
+        positions: list[int] = []
+        asking: list[tuple[int, Chunk]] = []
+        for first_row, last_row, chunk in zip(cu_seqlens.tolist(), (cu_seqlens[1:] - 1).tolist(), chunks, strict=False):
+            if chunk.num_prompt_rows:
+                asking.append((len(rows), chunk))
+                rows += range(first_row, first_row + chunk.num_prompt_rows)
+                slots += [self._sampling.neutral_slot] * chunk.num_prompt_rows
+                positions += range(chunk.start + 1, chunk.start + 1 + chunk.num_prompt_rows)
+            if chunk.draws:
+                for choice in (chunk.choice, *chunk.forks):
+                    self._sampling.seat(choice)
+                    rows.append(last_row)
+                    slots.append(choice.slot)
+                    positions.append(choice.num_tokens)
+        sampling = self._sampling.rows(slots, positions)
+        for first, chunk in asking:
+            _ask_prompt_rows(sampling, first, chunk)
+        return np.array(rows, dtype=np.int32), sampling
+
+
+def _token_ids(chunks: list[Chunk], cu_seqlens: Int32) -> Int32:
+    token_ids = np.empty(cu_seqlens[-1], dtype=np.int32)
+    for row, chunk in zip(cu_seqlens.tolist(), chunks, strict=False):
+        if chunk.length == 1 and chunk.choice.is_decoding:
+            token_ids[row] = chunk.choice.output[-1]
+        else:
+            token_ids[row : row + chunk.length] = chunk.choice.tokens(chunk.start, chunk.stop)
+    return token_ids
+
+
+def _ask_prompt_rows(sampling: SamplingRows, first: int, chunk: Chunk) -> None:
+    """Row of prompt position p is asked for the token at p + 1."""
+    request, num_rows = chunk.choice.request, chunk.num_prompt_rows
+    sampling.target[first : first + num_rows] = request.prompt[chunk.start + 1 : chunk.start + 1 + num_rows]
+    sampling.num_logprobs[first : first + num_rows] = request.sampling.prompt_logprobs or 0

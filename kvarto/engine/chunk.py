@@ -1,0 +1,27 @@
+"""Chunk: what one choice does in one step. Decided by the scheduler, laid out by the batch, answered by the results."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvarto.engine.request import Choice
+
+
+@dataclass(slots=True, eq=False)
+class Chunk:
+    """Tokens `[start, start + length)` of a choice are computed."""
+
+    choice: Choice
+    start: int
+    length: int
+    draws: bool
+    """The last row yields the choice's next token."""
+    forks: list[Choice]
+    """Choices that draw from the same last row, and then continue on shared pages."""
+    num_prompt_rows: int
+    """Rows, from the first on, that are asked for the log-probability of the prompt token that follows."""
+
+    @property
+    def stop(self) -> int:
+        """First position behind it."""
+        return self.start + self.length

@@ -1,0 +1,270 @@
+"""EngineLoop: hear, decide, run, tell. One synchronous loop, and everything that waits or fails is an argument.
+
+    receive ─> add / cancel ─> sweep deadlines and copies ─> schedule ─> send ─> build ─> run ─> collect ─┐
+       ^                                                                                                   │
+       └───────────────────────────────────────────────────────────────────────────────────────────────────┘
+
+One frame per step: it carries what the step before yielded and names who is in the step that begins now. The frame is
+sent by the loop that does the work, so it is also the proof of progress; an idle engine sends an empty one each second.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from kvarto.core.clock import Clock
+from kvarto.core.errors import EngineError, InvalidRequest, RequestError
+from kvarto.core.step import StepResult
+from kvarto.engine.batch import BatchBuilder
+from kvarto.engine.channel import Channel
+from kvarto.engine.chunk import Chunk
+from kvarto.engine.deadlines import Deadlines
+from kvarto.engine.messages import (
+    AddRequest,
+    Cancel,
+    Refused,
+    Shutdown,
+    Stats,
+    StatsRequest,
+    StepOut,
+    ToEngine,
+    TokensOut,
+)
+from kvarto.engine.request import make_request
+from kvarto.engine.results import collect, end_choice, ends_before_running
+from kvarto.engine.scheduler import Scheduler
+from kvarto.engine.validate import MAX_SEED, ModelLimits, resolve_max_tokens, validate_request
+from kvarto.memory.transfers import Transfers
+from kvarto.ops.base import Backend
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kvarto.cache.kv_cache import KVCache
+
+HEARTBEAT_S = 1.0
+"""An idle engine says that often that it lives."""
+COPY_POLL_S = 0.0005
+"""Between looks at copies when nothing else can run; a page copies in about that time."""
+CHECK_EVERY_STEPS = 1024
+"""The full recount of pages takes milliseconds: sampled, and whenever the engine becomes idle."""
+MAX_FAILED_STEPS = 4
+"""Steps in a row that fail alone in the backend before the device itself is given up and a fresh engine takes over."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineParts:
+    """What a loop drives."""
+
+    backend: Backend
+    cache: KVCache
+    transfers: Transfers
+    scheduler: Scheduler
+    batch: BatchBuilder
+
+
+class EngineLoop:
+    """Call `step` until it returns False, or `run`."""
+
+    def __init__(
+        self,
+        parts: EngineParts,
+        channel: Channel,
+        clock: Clock,
+        limits: ModelLimits,
+        *,
+        read_stats: Callable[[], Stats],
+        abort_if: Callable[[list[Chunk]], None] | None = None,
+        seed: int | None = None,
+    ) -> None:
+        """`read_stats` gives the gauges of pool and ledger; `abort_if` sees each step's chunks before it runs, for
+        fault injection; `seed` seeds the seeds of requests that bring none.
+        """
+        self._parts = parts
+        self._scheduler = parts.scheduler
+        self._channel = channel
+        self._clock = clock
+        self._limits = limits
+        self._read_stats = read_stats
+        self._abort_if = abort_if
+        self._random = random.Random(seed) if seed is not None else random.SystemRandom()
+        self._deadlines = Deadlines()
+        self._arrivals = 0
+        self._num_steps = 0
+        self._num_failed_in_a_row = 0
+        self._num_prompt_tokens = 0
+        self._num_generation_tokens = 0
+        self._tokens: list[TokensOut] = []
+        self._refused: list[Refused] = []
+        self._last_sent = clock.now()
+        self._is_idle = True
+        self._is_blocked = False
+        """Nothing could run although something waits; only a copy's end, a message or time can change that."""
+
+    def run(self) -> None:
+        """Until a Shutdown arrives."""
+        while self.step():
+            pass
+
+    def step(self) -> bool:
+        """One round. False once a Shutdown came. Raises EngineError when the device is past use."""
+        for message in self._channel.receive(self._patience_s()):
+            if isinstance(message, Shutdown):
+                return False
+            self._handle(message)
+        self._sweep()
+        chunks = self._scheduler.schedule()
+        self._end_starved()
+        self._report(chunks)
+        self._is_blocked = not chunks
+        if chunks:
+            self._run(chunks)
+        self._check_when_due(ran=bool(chunks))
+        return True
+
+    @property
+    def has_work(self) -> bool:
+        """A request has not ended, or something is still to be sent."""
+        return bool(self._scheduler.requests or self._tokens or self._refused)
+
+    def _patience_s(self) -> float:
+        """How long to wait for a message: not at all while there is something to compute."""
+        if not self.has_work:
+            return max(0.0, self._last_sent + HEARTBEAT_S - self._clock.now())
+        return COPY_POLL_S if self._is_blocked else 0.0
+
+    # ---- hearing -----------------------------------------------------------------------------------------------
+
+    def _handle(self, message: ToEngine) -> None:
+        match message:
+            case AddRequest():
+                try:
+                    self._add(message)
+                except RequestError as error:
+                    self._refuse(message.request_id, error)
+            case Cancel():
+                request = self._scheduler.requests.get(message.request_id)
+                if request is not None:
+                    self._scheduler.end_request(request)
+            case StatsRequest():
+                self._channel.send(self._stats())
+            case _:
+                raise EngineError(f"no handler for {type(message).__name__}")
+
+    def _add(self, message: AddRequest) -> None:
+        validate_request(message, self._limits)
+        if message.request_id in self._scheduler.requests:
+            raise InvalidRequest("`request_id` is that of a request that still runs", param="request_id")
+        if message.sampling.seed is None:
+            seed = self._random.randint(0, MAX_SEED)
+            message = msgspec.structs.replace(message, sampling=msgspec.structs.replace(message.sampling, seed=seed))
+        max_tokens = resolve_max_tokens(message.sampling, len(message.prompt_token_ids), self._limits)
+        request = make_request(
+            message,
+            arrival=self._arrivals,
+            max_tokens=max_tokens,
+            vocab_size=self._limits.vocab_size,
+            now=self._clock.now(),
+        )
+        self._scheduler.add(request)
+        self._arrivals += 1
+        self._num_prompt_tokens += request.num_prompt_tokens
+        if request.deadline is not None:
+            self._deadlines.add(request.request_id, request.deadline, self._scheduler.requests)
+        for choice in request.choices:
+            if (output := ends_before_running(choice)) is not None:
+                self._scheduler.finish(choice)
+                self._tokens.append(output)
+
+    def _refuse(self, request_id: str, error: RequestError) -> None:
+        refused = Refused(request_id=request_id, error=type(error).__name__, message=str(error), param=error.param)
+        self._refused.append(refused)
+
+    # ---- time --------------------------------------------------------------------------------------------------
+
+    def _sweep(self) -> None:
+        """Copies and deadlines, in each round, so that nothing depends on new work to be cleaned up."""
+        self._parts.transfers.sweep()
+        self._parts.transfers.poll()
+        for request_id in self._deadlines.take_expired(self._clock.now()):
+            request = self._scheduler.requests.get(request_id)
+            if request is not None:
+                for choice in self._scheduler.end_request(request):
+                    self._tokens.append(
+                        TokensOut(request_id=request_id, choice=choice.index, token_ids=(), finish_reason="deadline")
+                    )
+
+    def _end_starved(self) -> None:
+        for choice in self._scheduler.take_starved():
+            log.error("request %s found no page though nothing else ran; it ends", choice.request.request_id)
+            self._tokens.append(end_choice(choice, "error", self._scheduler))
+
+    # ---- doing -------------------------------------------------------------------------------------------------
+
+    def _run(self, chunks: list[Chunk]) -> None:
+        if self._abort_if is not None:
+            self._abort_if(chunks)
+        try:
+            result = self._parts.backend.run(self._parts.batch.build(chunks))
+        except Exception as error:
+            self._recover(chunks, error)
+        else:
+            self._num_failed_in_a_row = 0
+            self._take(chunks, result)
+
+    def _take(self, chunks: list[Chunk], result: StepResult) -> None:
+        outputs = collect(chunks, result, self._scheduler)
+        self._num_steps += 1
+        self._num_generation_tokens += sum(len(output.token_ids) for output in outputs)
+        self._tokens += outputs
+
+    def _recover(self, chunks: list[Chunk], error: Exception) -> None:
+        """Nothing of the step was committed, so all on board can be tried again, alone; who fails alone, ends."""
+        log.error("a step of %d sequences failed: %s: %s", len(chunks), type(error).__name__, error)
+        self._num_failed_in_a_row += 1
+        culprit = self._scheduler.fail(chunks)
+        if self._num_failed_in_a_row >= MAX_FAILED_STEPS:
+            raise EngineError(f"{self._num_failed_in_a_row} steps in a row failed; the last: {error}") from error
+        if culprit is not None:
+            self._tokens.append(end_choice(culprit, "error", self._scheduler))
+
+    def _check_when_due(self, *, ran: bool) -> None:
+        becomes_idle = not self._scheduler.requests and not self._is_idle
+        self._is_idle = not self._scheduler.requests
+        if becomes_idle or (ran and self._num_steps % CHECK_EVERY_STEPS == 0):
+            self._scheduler.check()
+            self._parts.cache.check()
+            self._parts.transfers.check()
+
+    # ---- telling -----------------------------------------------------------------------------------------------
+
+    def _report(self, chunks: list[Chunk]) -> None:
+        """One frame: what came since the last, and who is on board now."""
+        is_due = self._clock.now() - self._last_sent >= HEARTBEAT_S
+        if not (chunks or self._tokens or self._refused or is_due):
+            return
+        running = tuple({chunk.choice.request.request_id: None for chunk in chunks}) if chunks else None
+        self._channel.send(
+            StepOut(step=self._num_steps, tokens=tuple(self._tokens), refused=tuple(self._refused), running=running)
+        )
+        self._tokens = []
+        self._refused = []
+        self._last_sent = self._clock.now()
+
+    def _stats(self) -> Stats:
+        return msgspec.structs.replace(
+            self._read_stats(),
+            num_running=self._scheduler.num_running,
+            num_waiting=self._scheduler.num_waiting,
+            num_preemptions=self._scheduler.num_preemptions,
+            num_steps=self._num_steps,
+            num_prompt_tokens=self._num_prompt_tokens,
+            num_generation_tokens=self._num_generation_tokens,
+        )

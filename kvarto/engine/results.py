@@ -1,0 +1,139 @@
+"""Results: from what a step drew to what clients hear. Order of work per chunk: commit, fork, append, end or go on.
+
+A row whose logits are not finite ends its own choice with `error` and nothing of that chunk is committed, so that bad
+KV is neither read again nor cached; all other rows count.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvarto.core.step import StepResult
+from kvarto.engine.chunk import Chunk
+from kvarto.engine.messages import TokenLogprobs, TokensOut
+from kvarto.engine.request import Choice
+from kvarto.engine.scheduler import Scheduler
+
+
+@dataclass(frozen=True, slots=True)
+class _Drawn:
+    """Columns of a StepResult as Python lists: one conversion per step instead of one per value."""
+
+    token_ids: list[int]
+    logprobs: list[float]
+    top_ids: list[list[int]]
+    top_logprobs: list[list[float]]
+    is_finite: list[bool]
+
+    @classmethod
+    def of(cls, result: StepResult) -> _Drawn:
+        return cls(
+            result.token_ids.tolist(),
+            result.logprobs.tolist(),
+            result.top_ids.tolist(),
+            result.top_logprobs.tolist(),
+            result.is_finite.tolist(),
+        )
+
+    def logprobs_of(self, row: int, token_id: int, num_top: int) -> TokenLogprobs:
+        top = zip(self.top_ids[row][:num_top], self.top_logprobs[row][:num_top], strict=True) if num_top else ()
+        return TokenLogprobs(token_id, self.logprobs[row], tuple(top))
+
+
+def collect(chunks: list[Chunk], result: StepResult, scheduler: Scheduler) -> list[TokensOut]:
+    """Apply a step to its choices. Rows of `result` are in the order in which the batch asked for them."""
+    drawn = _Drawn.of(result)
+    outputs: list[TokensOut] = []
+    row = 0
+    for chunk in chunks:
+        num_draws = (1 + len(chunk.forks)) * chunk.draws
+        end = row + chunk.num_prompt_rows + num_draws
+        if all(drawn.is_finite[row:end]):
+            scheduler.settle(chunk)
+            _collect_prompt_rows(chunk, drawn, row)
+            if chunk.draws:
+                _collect_draws(chunk, drawn, end - num_draws, scheduler, outputs)
+        else:
+            outputs += [end_choice(choice, "error", scheduler) for choice in (chunk.choice, *chunk.forks)]
+        row = end
+    return outputs
+
+
+def end_choice(choice: Choice, reason: str, scheduler: Scheduler) -> TokensOut:
+    """End a choice without a new token, in any state."""
+    scheduler.finish(choice)
+    return TokensOut(request_id=choice.request.request_id, choice=choice.index, token_ids=(), finish_reason=reason)
+
+
+def ends_before_running(choice: Choice) -> TokensOut | None:
+    """What a resumed choice hears whose tokens show that it is over; None when it goes on. Does not end it."""
+    reason = _finish_reason(choice) if choice.output else None
+    if reason is None:
+        return None
+    return TokensOut(
+        request_id=choice.request.request_id,
+        choice=choice.index,
+        token_ids=(),
+        finish_reason=reason,
+        stop_token_id=choice.output[-1] if reason == "stop" else None,
+    )
+
+
+def _collect_prompt_rows(chunk: Chunk, drawn: _Drawn, first_row: int) -> None:
+    request = chunk.choice.request
+    num_top = request.sampling.prompt_logprobs or 0
+    for row in range(chunk.num_prompt_rows):
+        token_id = int(request.prompt[chunk.start + 1 + row])
+        request.prompt_logprobs.append(drawn.logprobs_of(first_row + row, token_id, num_top))
+
+
+def _collect_draws(
+    chunk: Chunk, drawn: _Drawn, first_row: int, scheduler: Scheduler, outputs: list[TokensOut]
+) -> None:
+    leader = chunk.choice
+    was_first = not leader.output
+    leader.append(drawn.token_ids[first_row])
+    outputs.append(_output(leader, drawn, first_row))
+    if leader.request.collector is leader:
+        leader.request.collector = None
+    for row, fork in enumerate(chunk.forks, first_row + 1):
+        fork.prepare()
+        fork.append(drawn.token_ids[row])
+        outputs.append(_output(fork, drawn, row))
+        if _finish_reason(fork) is None:
+            scheduler.start_fork(leader, fork)
+        else:
+            scheduler.finish(fork)
+    if _finish_reason(leader) is not None:  # after the forks, which share its pages
+        scheduler.finish(leader)
+    if was_first and leader.request.num_unfinished:
+        scheduler.release_held(leader.request)
+
+
+def _output(choice: Choice, drawn: _Drawn, row: int) -> TokensOut:
+    """The newest token of a choice; the first output also says what is known of the prompt."""
+    request, sampling = choice.request, choice.request.sampling
+    token_id = choice.output[-1]
+    reason = _finish_reason(choice)
+    output = TokensOut(
+        request_id=request.request_id,
+        choice=choice.index,
+        token_ids=(token_id,),
+        logprobs=None if sampling.logprobs is None else (drawn.logprobs_of(row, token_id, sampling.logprobs),),
+        prompt_logprobs=tuple(request.prompt_logprobs) if request.collector is choice else None,
+        num_cached_tokens=0 if choice.has_reported else request.num_cached_tokens,
+        finish_reason=reason,
+        stop_token_id=token_id if reason == "stop" else None,
+    )
+    choice.has_reported = True
+    return output
+
+
+def _finish_reason(choice: Choice) -> str | None:
+    """Whether the last token ended the choice."""
+    request = choice.request
+    num_output = len(choice.output)
+    if choice.output[-1] in request.stop_ids and num_output >= request.sampling.min_tokens:
+        return "stop"
+    return "length" if num_output >= request.max_tokens else None
+
