@@ -21,7 +21,7 @@ class ResumedChoice(msgspec.Struct, frozen=True, array_like=True):
 
 
 class AddRequest(msgspec.Struct, frozen=True, kw_only=True, tag="add"):
-    """Queue a request. The engine answers with `TokensOut`s, each choice ending with a `finish_reason`, or `Refused`."""
+    """Queue a request. Answered by `TokensOut`s, each choice ending with a `finish_reason`, or by `Refused`."""
 
     request_id: str
     prompt_token_ids: tuple[int, ...]
