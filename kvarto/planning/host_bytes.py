@@ -5,8 +5,8 @@ from __future__ import annotations
 from kvarto.core.buffers import StepLimits
 from kvarto.core.units import ceil_div
 
-POOL_BYTES_PER_PAGE = 24
-"""Counts, owner, state and free stack: int32 each, rounded up; see `kvarto.memory.page_pool`."""
+POOL_BYTES_PER_PAGE = 17
+"""Two counts, owner and free stack (int32), and a bit that takes a byte; see `kvarto.memory.page_pool`."""
 CACHE_BYTES_PER_PAGE = 640
 """Prefix cache and arbiter per cached page: a 32-byte digest, its dictionary entries, and the record they lead to."""
 STEP_BYTES_PER_TOKEN = 4 + 4
