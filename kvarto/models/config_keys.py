@@ -165,13 +165,13 @@ class ConfigKeys:
                 raise self.unsupported(key, "a file without it")
 
     def unknown(self) -> tuple[str, ...]:
-        """The keys that are left over and harmless as far as we know. Refuses those that change the arithmetic."""
+        """The keys that we know nothing about. Refuses those left over that change the arithmetic."""
         left_over = self.unread()
         for key in left_over:
             if key in CHANGES_LOGITS and not _is_off(key, self._values[key]):
                 off = " or ".join(f"`{accepted}`" for accepted in CHANGES_LOGITS[key]) or "null"
                 raise self.unsupported(key, off)
-        return left_over
+        return tuple(key for key in left_over if key not in CHANGES_LOGITS)
 
     def unsupported(self, key: str, supported: str) -> UnsupportedModel:
         """The error that names a key, its value, and what is built in."""
