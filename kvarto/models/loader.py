@@ -30,8 +30,8 @@ def load_weights(program: Program, files: WeightFiles, store: Store, progress: P
     """Store every weight of the program, converted to its dtype.
 
     `store(weight name, offset in it in bytes, raw bytes)` is called in ascending order within a weight;
-    `progress(bytes just stored)` after each. Raises BadFile or UnsupportedModel before anything is stored where names or
-    shapes do not match, and UnsupportedModel while storing where a value does not fit into the dtype.
+    `progress(bytes just stored)` after each. Raises BadFile or UnsupportedModel before anything is stored where names
+    or shapes do not match, and UnsupportedModel while storing where a value does not fit into the dtype.
     """
     check_tensors(program, files)
     for weight in program.weights.values():
@@ -43,7 +43,9 @@ def check_tensors(program: Program, files: WeightFiles) -> None:
     sources = [source for weight in program.weights.values() for source in weight.sources]
     missing = sorted({source.name for source in sources} - set(files.tensors))
     if missing:
-        raise BadFile(f"`{files.path}` lacks {len(missing)} tensors that `{program.architecture}` needs: {_some(missing)}")
+        raise BadFile(
+            f"`{files.path}` lacks {len(missing)} tensors that `{program.architecture}` needs: {_some(missing)}"
+        )
     for weight in program.weights.values():
         _check_shapes(weight, files)
     used = {source.name for source in sources}
@@ -132,7 +134,9 @@ def to_bytes(values: Float32, weight: Weight) -> NDArray[np.uint8]:
     assert weight.dtype is DType.F16, f"weights are f32, f16 or bf16, not {weight.dtype}"
     # Written so that NaN passes: it stays NaN in f16.
     if (np.abs(values) > F16_MAX).any():
-        raise UnsupportedModel(f"weight `{weight.name}` has values beyond the range of f16; use `--dtype bf16` or `f32`")
+        raise UnsupportedModel(
+            f"weight `{weight.name}` has values beyond the range of f16; use `--dtype bf16` or `--dtype f32`"
+        )
     return values.astype(np.float16).reshape(-1).view(np.uint8)
 
 
