@@ -1,0 +1,49 @@
+"""The printed layout: rows add up to the arena, and the figures in the text are the layout's own."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from kvarto.core.buffers import StepLimits
+from kvarto.core.dtype import DType
+from kvarto.core.layout import Budget
+from kvarto.core.units import GIB
+from kvarto.planning.plan import plan
+from kvarto.planning.table import layout_rows, layout_table
+from tests.planning.programs import FAMILIES, LIMITS, family, tiny
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_rows_add_up_by_region(name: str) -> None:
+    program = family(name)
+    limits = StepLimits(512, 32, 32, program.max_positions)
+    layout = plan(program, Budget(3 * GIB, "test"), limits, DType.F32, 16, {4: 12345})
+    rows = layout_rows(layout, program)
+    for region in (layout.weights, layout.activations, layout.pages):
+        assert sum(row.size_bytes for row in rows if row.region == region.name) == region.size_bytes
+    assert "other" not in {row.what for row in rows}, "a weight of an op that the table does not know"
+    assert all(row.size_bytes > 0 for row in rows)
+
+
+def test_figures_of_the_text_are_exact() -> None:
+    program = tiny(3, windows=(None, 24))
+    layout = plan(program, Budget(GIB + 12345, "`--device-memory 1GiB`"), LIMITS, DType.F32, 16, {})
+    figures = {}
+    for line in layout_table(layout, program).splitlines():
+        if not line.startswith("-"):
+            region, size = line.split()[0], re.search(r" {2,}([\d,]+) {2,}[\d.]+ (?:GiB|MiB|KiB|B)$", line)
+            assert size is not None, line
+            figures[region] = figures.get(region, 0) + int(size[1].replace(",", ""))
+    assert figures["weights"] + figures["activations"] + figures["pages"] == figures["arena"] == layout.total_bytes
+    assert figures["arena"] + figures["unused"] == figures["budget"] == GIB + 12345
+    assert figures["host"] == layout.host_bytes
+
+
+def test_capacity_is_in_tokens_where_one_group_takes_all_pages() -> None:
+    one, two = tiny(2), tiny(2, windows=(None, 24))
+    layout = plan(one, Budget(GIB, "test"), LIMITS, DType.F32, 16, {}, max_num_pages=100)
+    assert "100 pages of 16 tokens, 8.00 KiB each: 1,600 tokens" in layout_table(layout, one)
+    layout = plan(two, Budget(GIB, "test"), LIMITS, DType.F32, 16, {}, max_num_pages=100)
+    assert "100 pages of 16 tokens, 4.00 KiB each, in 2 layer groups" in layout_table(layout, two)
