@@ -27,7 +27,7 @@ class ChoiceOutput(msgspec.Struct, kw_only=True):
     logprobs: tuple[TokenLogprobs, ...] | None = None
     """One per token, when asked for."""
     prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
-    """Of prompt tokens 1…, with a request's first output, when asked for."""
+    """Of prompt tokens 1…, with a choice's first output, when asked for."""
     num_cached_tokens: int | None = None
     """Prompt tokens that came from the prefix cache; with a request's first output."""
     finish_reason: str | None = None
@@ -73,7 +73,6 @@ class Choice:
             text="".join(text),
             token_ids=tokens.token_ids[:num_taken],
             logprobs=None if tokens.logprobs is None else tokens.logprobs[:num_taken],
-            prompt_logprobs=tokens.prompt_logprobs,
             finish_reason=finish_reason,
             stop_reason=stop_reason,
         )
@@ -105,6 +104,7 @@ class RequestOutputs:
         self.choices = [Choice(sampling, tokenizer, eos_token_ids) for _ in range(sampling.n)]
         self.prompt_index = prompt_index
         self.has_begun = False
+        self._prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
 
     @property
     def is_finished(self) -> bool:
@@ -121,7 +121,10 @@ class RequestOutputs:
         choice = self.choices[tokens.choice]
         if choice.is_finished:
             return None
+        self._prompt_logprobs = tokens.prompt_logprobs or self._prompt_logprobs
+        is_first = not choice.token_ids
         output = choice.feed(tokens, self.prompt_index)
+        output.prompt_logprobs = self._prompt_logprobs if is_first else None
         if not self.has_begun:
             output.num_cached_tokens = tokens.num_cached_tokens
             self.has_begun = True

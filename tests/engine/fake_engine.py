@@ -106,7 +106,7 @@ class FakeEngine:
             self.requests[message.request_id] = message
             resumed = message.resumed
             started = (
-                {index: 0 for index in range(message.sampling.n)}
+                dict.fromkeys(range(message.sampling.n), 0)
                 if resumed is None
                 else {choice.index: len(choice.token_ids) for choice in resumed}
             )
@@ -114,18 +114,21 @@ class FakeEngine:
         elif isinstance(message, Cancel):
             self.forget(message.request_id)
         elif isinstance(message, StatsRequest):
-            self.send(
-                Stats(
-                    num_running=len(self.requests),
-                    num_pages=1024,
-                    num_free_pages=1024,
-                    num_steps=self.num_steps,
-                    prefix_queries_tokens=10,
-                    num_preemptions=1,
-                )
-            )
+            self.send(self.stats())
         elif isinstance(message, Shutdown):
             os._exit(0)
+
+    def stats(self) -> Stats:
+        return Stats(
+            num_running=len(self.requests),
+            num_pages=1024,
+            num_free_pages=1000,
+            num_held_pages=24,
+            num_steps=self.num_steps,
+            prefix_queries_tokens=10,
+            num_preemptions=1,
+            region_bytes={"weights": 1000, "pages/kv": 24000},
+        )
 
     def forget(self, request_id: str) -> None:
         self.requests.pop(request_id, None)

@@ -158,7 +158,7 @@ async def test_the_poison_fails_alone() -> None:
 
 
 async def test_a_silent_engine_is_replaced() -> None:
-    """Each engine stops itself at step 3; the fresh one begins where the last ended, so 3 steps of progress each time."""
+    """Each engine stops itself at its step 3; the fresh one begins where the last ended."""
     async with client_of("fake?mute_after=3", silence_limit_s=0.6) as client:
         outputs = await collect(client.submit([(5,)], SamplingParams(seed=1, max_tokens=5)))
         assert token_ids(outputs[0, 0]) == expected((5,), 1, 0, 5)

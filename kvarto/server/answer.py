@@ -1,0 +1,145 @@
+"""What /v1/completions and /v1/chat/completions have in common: how an answer begins, is counted and is sent.
+
+An `Answer` turns the engine's outputs into parts of its API's shape. A stream sends the parts as they come; a whole
+answer joins them, so both say the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Sequence
+
+import msgspec
+from fastapi import Request
+from starlette.responses import Response
+
+from kvarto.core.errors import InvalidRequest
+from kvarto.core.sampling import SamplingParams
+from kvarto.engine.generation import Generation
+from kvarto.engine.outputs import ChoiceOutput
+from kvarto.server.event_stream import CLIENT_GONE, PING_S, EventStream, event, unless_gone
+from kvarto.server.protocol import PromptTokensDetails, SamplingFields, StreamOptions, Usage
+from kvarto.server.service import Service
+
+
+class Answer(ABC):
+    """One request while it is answered."""
+
+    id_prefix: str
+
+    def __init__(self, service: Service, fields: SamplingFields, prompts: Sequence[Sequence[int]]) -> None:
+        self.service = service
+        self.id = f"{self.id_prefix}-{secrets.token_hex(12)}"
+        self.created = int(time.time())
+        self.model = service.model.name if fields.model is None else fields.model
+        self.options = stream_options(fields)
+        self._num_prompt_tokens = sum(map(len, prompts))
+        self._num_completion_tokens = 0
+        self._num_cached_tokens = 0
+
+    @abstractmethod
+    def chunk(self, output: ChoiceOutput) -> msgspec.Struct | None:
+        """A part of the stream; None when there is nothing to say yet."""
+
+    @abstractmethod
+    def usage_chunk(self) -> msgspec.Struct:
+        """The last part of a stream that was asked for usage."""
+
+    @abstractmethod
+    def whole(self, outputs: Sequence[ChoiceOutput]) -> msgspec.Struct:
+        """The answer as one object."""
+
+    def count(self, output: ChoiceOutput) -> None:
+        """Add an output to the usage."""
+        self._num_completion_tokens += len(output.token_ids)
+        self._num_cached_tokens += output.num_cached_tokens or 0
+
+    def usage(self) -> Usage:
+        """Of what was counted so far."""
+        return Usage(
+            prompt_tokens=self._num_prompt_tokens,
+            completion_tokens=self._num_completion_tokens,
+            total_tokens=self._num_prompt_tokens + self._num_completion_tokens,
+            prompt_tokens_details=PromptTokensDetails(self._num_cached_tokens),
+        )
+
+    @property
+    def running_usage(self) -> Usage | msgspec.UnsetType | None:
+        """For a chunk: the usage so far, null where only the last chunk carries it, or no field at all."""
+        if self.options.continuous_usage_stats:
+            return self.usage()
+        return None if self.options.include_usage else msgspec.UNSET
+
+
+def stream_options(fields: SamplingFields) -> StreamOptions:
+    """Those of a stream; they say nothing about a whole answer."""
+    if fields.stream_options is not None and not fields.stream:
+        raise InvalidRequest("`stream_options` needs `stream` to be true", param="stream_options")
+    return fields.stream_options or StreamOptions()
+
+
+def submit(
+    service: Service, prompts: Sequence[Sequence[int]], sampling: SamplingParams, fields: SamplingFields
+) -> Generation:
+    """Hand prompts to the engine. Raises RequestError while a plain status can still be given."""
+    return service.engine.submit(prompts, sampling, cache_salt=fields.cache_salt, priority=fields.priority or 0)
+
+
+async def respond(request: Request, answer: Answer, generation: Generation, *, is_stream: bool | None) -> Response:
+    """Send the answer, or cancel the generation when its client leaves or something fails."""
+    try:
+        if is_stream:
+            first = await unless_gone(request.receive, _first_batch(generation))
+            if first is not None:
+                return EventStream(_chunks(answer, generation, first), generation.cancel)
+        else:
+            outputs = await unless_gone(request.receive, _collect(generation))
+            if outputs is not None:
+                return _whole(answer, outputs)
+    except BaseException:
+        generation.cancel()
+        raise
+    generation.cancel()
+    return Response(status_code=CLIENT_GONE)
+
+
+async def _collect(generation: Generation) -> list[ChoiceOutput]:
+    return [output async for output in generation]
+
+
+async def _first_batch(generation: Generation) -> list[ChoiceOutput]:
+    """The stream opens with the first tokens, so that a refusal by the engine still has its own status.
+
+    It opens without any after a while, because from then on it must be kept alive with pings.
+    """
+    try:
+        return await asyncio.wait_for(generation.batch(), PING_S)
+    except TimeoutError:
+        return []
+
+
+async def _chunks(answer: Answer, generation: Generation, outputs: list[ChoiceOutput]) -> AsyncIterator[bytes]:
+    """Events of a stream; those that came together go out together."""
+    while True:
+        events = []
+        for output in outputs:
+            answer.count(output)
+            chunk = answer.chunk(output)
+            if chunk is not None:
+                events.append(event(chunk))
+        if events:
+            yield b"".join(events)
+        outputs = await generation.batch()
+        if not outputs:
+            break
+    if answer.options.include_usage:
+        yield event(answer.usage_chunk())
+
+
+def _whole(answer: Answer, outputs: Sequence[ChoiceOutput]) -> Response:
+    for output in outputs:
+        answer.count(output)
+    return Response(msgspec.json.encode(answer.whole(outputs)), media_type="application/json")
