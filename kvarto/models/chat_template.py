@@ -26,12 +26,10 @@ WORKER = Path(__file__).with_name("template_worker.py")
 START_S = 60.0
 """A loaded machine may take seconds to start an interpreter; this is not the template's fault."""
 RESERVED = frozenset({
-    "messages", "tools", "add_generation_prompt", "chat_template", "tokenize", "self", "cls", "name", "values",
-    "padding", "truncation", "max_length", "return_tensors", "return_dict", "tokenizer_kwargs", "tokenizer",
-    "continue_final_message", "return_assistant_tokens_mask", "conversation", "conversations",
+    "chat_template", "tokenize", "conversation", "continue_final_message", "return_assistant_tokens_mask", "padding",
+    "truncation", "max_length", "return_tensors", "return_dict", "tokenizer_kwargs",
 })  # fmt: skip
-"""What a client's `chat_template_kwargs` may not set: our own arguments, and those that mean more than a variable in
-other servers."""
+"""Arguments of other servers' template calls that mean more than a variable; no template needs one so named."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,7 +91,7 @@ class GGUFFiles(WeightFiles):
             return None
         if len(tensor.shape) != 1 or tensor.shape[0] > MAX_ROPE_PAIRS:
             raise BadFile(f"tensor `{tensor.name}` has shape {list(tensor.shape)}; a short vector is needed")
-        return self._dequantise(tensor, 0, 1)[0]
+        return self._dequantise(tensor, 0, 1).reshape(-1)
 
     def close(self) -> None:
         """See WeightFiles."""

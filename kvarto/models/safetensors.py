@@ -33,6 +33,11 @@ _ITEM_BYTES = {
 }  # fmt: skip
 _READABLE = ("F32", "F16", "BF16")
 
+_BARE_ROOTS = {"wte.weight": "transformer.", "embed_tokens.weight": "model."}
+"""A tensor that gives away a file saved from a model without its output matrix, and the root that its names lack."""
+_LANGUAGE_MODEL = {"model.language_model.": "model.", "language_model.": ""}
+"""Where multimodal files keep their language model."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
@@ -57,7 +62,7 @@ class SafetensorsFiles(WeightFiles):
         except BaseException:
             self.close()
             raise
-        self._entries = _with_full_names(self._entries)
+        self._entries = _settle_names(self._entries)
         self.tensors = {name: entry.info for name, entry in self._entries.items()}
 
     def _open_shard(self, path: Path) -> None:
@@ -134,15 +139,29 @@ def _check_index(folder: Path, entries: dict[str, _Entry]) -> None:
             raise BadFile(f"`{folder / INDEX_NAME}` puts tensor `{name}` into `{shard}`, which does not hold it")
 
 
-def _with_full_names(entries: dict[str, _Entry]) -> dict[str, _Entry]:
-    # GPT-2's own files were saved from the bare model and lack the prefix that its language model's names have.
-    if "wte.weight" not in entries:
-        return entries
-    full = {}
+def _settle_names(entries: dict[str, _Entry]) -> dict[str, _Entry]:
+    """Names as in the state dict of the language model, whichever class the file was saved from."""
+    settled: dict[str, _Entry] = {}
+    is_multimodal = any(name.startswith(tuple(_LANGUAGE_MODEL)) for name in entries)
+    bare_root = next((root for table, root in _BARE_ROOTS.items() if table in entries), "")
     for name, entry in entries.items():
-        new = name if name.startswith(("transformer.", "lm_head.")) else f"transformer.{name}"
-        full[new] = _Entry(TensorInfo(new, entry.info.shape, entry.info.file_dtype), entry.file, entry.offset)
-    return full
+        new: str | None = name
+        if name == "lm_head.weight":
+            pass
+        elif is_multimodal:
+            new = _below_language_model(name)
+        else:
+            new = bare_root + name
+        if new is not None:
+            info = TensorInfo(new, entry.info.shape, entry.info.file_dtype)
+            settled[new] = _Entry(info, entry.file, entry.offset)
+    return settled
+
+
+def _below_language_model(name: str) -> str | None:
+    """The name inside the language model; None for tensors of other towers, which are not served."""
+    prefix = next((prefix for prefix in _LANGUAGE_MODEL if name.startswith(prefix)), None)
+    return None if prefix is None else _LANGUAGE_MODEL[prefix] + name.removeprefix(prefix)
 
 
 def _read_header(file: RawFile) -> list[_Entry]:

@@ -74,7 +74,11 @@ class Tokenizer:
         token_id: int | None = self._backend.token_to_id(piece)
         return token_id
 
-    def token_to_bytes(self, token_id: int) -> bytes:
+    def is_special(self, token_id: int) -> bool:
+        """Whether `skip_special_tokens` leaves the token out."""
+        return token_id in self.control_tokens
+
+    def token_bytes(self, token_id: int) -> bytes:
         """The bytes that a token stands for in running text; empty for an id without a spelling.
 
         Tokens may end amid a character, so only a run of them decodes.
