@@ -99,11 +99,9 @@ class Arbiter:
         unit.age = self.age
 
     def offer(self, unit: Unit) -> None:
-        """The unit's last user let go of it. Harmless when that is not so."""
-        if unit.is_offered or unit.num_dependents or unit.is_gone:
-            return
-        unit.is_offered = True
-        heappush(self._heap, (unit.priority, next(self._order), unit))
+        """A user let go of the unit. It may be taken once nobody uses it and nothing depends on it."""
+        unit.age = self.age
+        self._push(unit)
 
     def forget(self, unit: Unit) -> None:
         """The unit is gone, evicted or dropped by its owner; what it depended on may be offered now."""
@@ -115,7 +113,7 @@ class Arbiter:
             base.num_dependents -= 1
             base.frequency += unit.frequency
             base.age = max(base.age, unit.age)
-            self.offer(base)
+            self._push(base)
 
     def num_available(self, owner: OwnerId) -> int:
         """Pages that `owner` can have now: free ones, and those that `reclaim` would free for it."""
@@ -161,7 +159,7 @@ class Arbiter:
             self.forget(unit)
             num_taken += len(unit.pages)
         for unit in deferred:
-            self.offer(unit)
+            self._push(unit)
         for pages in taken.values():
             self._pool.uncache(np.array(pages, dtype=np.int32))
         self._compact()
@@ -183,10 +181,16 @@ class Arbiter:
             if unit.is_gone or unit.num_dependents or any(self._pool.is_held(page) for page in unit.pages):
                 continue  # offered again when its last user lets go, or its last dependent goes
             if unit.priority > priority:  # used since it was offered
-                self.offer(unit)
+                self._push(unit)
                 continue
             return unit
         return None
+
+    def _push(self, unit: Unit) -> None:
+        if unit.is_offered or unit.num_dependents or unit.is_gone:
+            return
+        unit.is_offered = True
+        heappush(self._heap, (unit.priority, next(self._order), unit))
 
     def _compact(self) -> None:
         if self._num_gone > max(_MIN_COMPACTION, len(self._heap) // 2):

@@ -15,6 +15,7 @@ Source: unified paging, S-LoRA (arXiv:2311.03285).
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -110,7 +111,7 @@ class PagePool:
         index = _index(pages)
         counts = self._ref_count[index]
         self._ref_count[index] = counts + 1
-        num_unused = len(index) - np.count_nonzero(counts)
+        num_unused = len(index) - int(np.count_nonzero(counts))
         if num_unused:
             unused = index[counts == 0]
             assert self._is_cached[unused].all(), f"shared pages that hold nothing: {unused[~self._is_cached[unused]]}"
@@ -158,11 +159,11 @@ class PagePool:
             self._count(self._counts_at(unused), draining=-len(unused))
             self._settle(unused)
 
-    def cache(self, pages: Int32) -> None:
-        """The content of these pages, which are in use, is worth keeping."""
-        index = _index(pages)
-        assert (self._ref_count[index] > 0).all(), f"cached pages that nobody holds: {index}"
-        self._is_cached[index] = True
+    def cache(self, pages: Iterable[int]) -> None:
+        """The content of these pages, which are in use, is worth keeping. Few at a time, as they fill."""
+        for page in pages:
+            assert self._ref_count[page] > 0, f"cached page {page}, which nobody holds"
+            self._is_cached[page] = True
 
     def uncache(self, pages: Int32) -> None:
         """The content of these cached pages is worth nothing. Evictable ones become free."""
@@ -218,7 +219,7 @@ class PagePool:
         assert self._num_free + owned == self.num_pages, f"{self._num_free} free + {owned} owned != {self.num_pages}"
 
     def _check_free(self) -> NDArray[np.bool_]:
-        free = (self._ref_count == 0) & (self._pin_count == 0) & ~self._is_cached
+        free: NDArray[np.bool_] = (self._ref_count == 0) & (self._pin_count == 0) & ~self._is_cached
         assert int(free.sum()) == self._num_free, f"{int(free.sum())} pages are free, {self._num_free} counted"
         stacked = np.sort(self._free[: self._num_free])
         assert np.array_equal(stacked, np.flatnonzero(free)), "the stack of free pages holds others, or some twice"
@@ -258,7 +259,7 @@ class PagePool:
         self._owner[index] = NO_OWNER
 
     def _counts_at(self, index: _Index) -> PageCounts:
-        return self._by_owner[self._owner[index[0]]]
+        return self._by_owner[int(self._owner[index[0]])]
 
     def _counts_of(self, owner: OwnerId) -> PageCounts:
         while owner >= len(self._by_owner):

@@ -1,0 +1,328 @@
+"""PrefixIndex: which pages hold the KV of which tokens after which prefix. Knows no sequences, only that they exist.
+
+Entries form a tree below one root for each (identity, adapter, salt). An entry stands for the tokens of whole pages
+(see `geometry`); the last of a chain may be shorter and grow while its sequence fills the page:
+
+    root ── [0..63] ── [64..127] ── [128..175]        found by the digest of each of its match units, and below that
+                  └─── [64..127]                      by comparing tokens; tokens are compared on every hit anyway
+
+The pages of an entry are cached as *units*, one for each part of the geometry, and the arbiter may take them:
+- the unit of the full-attention groups depends on the one of its parent entry, so chains go from their ends;
+  the rest of the entry goes with it, since nothing behind a hole can match;
+- the unit of a window goes alone, which makes fewer lengths match. An entry without pages stays while it has children,
+  because the tokens of its place must still be compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+
+import numpy as np
+
+from kvarto.cache.digests import MATCH_UNIT, TOKEN_BYTES, UNIT_BYTES, root_digest, unit_digests
+from kvarto.cache.geometry import Geometry, Part
+from kvarto.core.ids import NO_PAGE, OwnerId
+from kvarto.memory.arbiter import Arbiter, Unit
+from kvarto.memory.page_pool import PagePool
+
+_AHEAD_UNITS = 64
+"""Units hashed at once: a miss wastes nothing, the digests are needed when the tokens are computed."""
+_MAX_SIBLINGS = 64
+"""Entries compared token by token for a partial match, newest first. Whole match units are found among any number."""
+
+
+class EntryUnit(Unit):
+    """The pages of one part of an entry, in the order [group][page of the entry]."""
+
+    __slots__ = ("entry", "part")
+
+    def __init__(self, owner: OwnerId, pages: tuple[int, ...], cost_s: float, entry: Entry, part: Part) -> None:
+        base = entry.parent.units[part.index] if part.window is None and entry.parent is not None else None
+        super().__init__(owner, pages, cost_s, base)
+        self.entry = entry
+        self.part = part
+
+
+class Entry:
+    """A stretch of tokens after a prefix."""
+
+    __slots__ = ("children", "depth", "digests", "num_sequences", "parent", "tokens", "units")
+
+    def __init__(self, parent: Entry | None, tokens: bytes, digests: list[bytes], num_parts: int) -> None:
+        self.parent = parent
+        """None for a root."""
+        self.depth: int = parent.depth + 1 if parent is not None else 0
+        self.tokens = tokens
+        """Little-endian int32 ids. For a root: its fields."""
+        self.digests = digests
+        """One for each whole match unit."""
+        self.units: list[EntryUnit | None] = [None] * num_parts
+        self.children: dict[Entry, None] = {}
+        """Oldest first."""
+        self.num_sequences = 0
+        """Live sequences whose last whole entry this is."""
+
+
+@dataclass(slots=True)
+class Match:
+    """What is cached of a prompt: whole entries, and a part of one more that is to be copied."""
+
+    entries: list[Entry]
+    partial: Entry | None
+    num_partial_tokens: int
+    digests: list[bytes]
+    """Of the prompt's match units, from the first one to at least the end of the match."""
+
+
+class PrefixIndex:
+    """The tree of entries; an evictor of the arbiter."""
+
+    def __init__(
+        self,
+        geometry: Geometry,
+        pool: PagePool,
+        arbiter: Arbiter,
+        owner: OwnerId,
+        key: bytes,
+        recompute_cost_s: Callable[[int, int], float],
+    ) -> None:
+        self._geometry = geometry
+        self._pool = pool
+        self._arbiter = arbiter
+        self._owner = owner
+        self._key = key
+        self._recompute_cost_s = recompute_cost_s
+        self._costs: dict[tuple[int, int], float] = {}
+        self._roots: dict[bytes, Entry] = {}
+        self._by_digest: dict[bytes, Entry] = {}
+
+    def root(self, fields: bytes) -> Entry | None:
+        """The root for these fields, made when new. None if its digest is another's: then nothing can be cached."""
+        digest = root_digest(self._key, fields)
+        root = self._roots.get(digest)
+        if root is None:
+            root = self._roots[digest] = Entry(None, fields, [digest], len(self._geometry.parts))
+        return root if root.tokens == fields else None
+
+    def enter(self, entry: Entry) -> None:
+        """A sequence stands on this entry, which stays even without pages until `leave`."""
+        entry.num_sequences += 1
+
+    def leave(self, entry: Entry) -> None:
+        """Undo `enter`."""
+        entry.num_sequences -= 1
+        self._prune(entry)
+
+    def match(self, root: Entry, tokens: bytes) -> Match:
+        """The longest cached prefix of `tokens`. Locks nothing; the caller does before anything else happens."""
+        path, digests = self._walk(root, tokens)
+        entries = path[: self._num_visible(path)]
+        rest = tokens[len(entries) * self._geometry.entry_tokens * TOKEN_BYTES :]
+        first = len(entries) * self._geometry.units_per_entry
+        units = digests[first : first + self._geometry.units_per_entry]
+        partial, num_partial_tokens = self._partial(entries[-1] if entries else root, rest, units)
+        return Match(entries, partial, num_partial_tokens, digests)
+
+    def find(self, digest: bytes, parent: Entry, tokens: bytes) -> tuple[Entry | None, bool]:
+        """The entry that begins with `tokens` after `parent`; and whether the digest is free, or rightly taken."""
+        entry = self._by_digest.get(digest)
+        if entry is None:
+            return None, True
+        if entry.parent is parent and entry.tokens.startswith(tokens):
+            return entry, True
+        return None, False
+
+    def add(self, parent: Entry, tokens: bytes, digests: list[bytes], pages: list[list[int]]) -> Entry:
+        """Cache a new entry. `pages`: [num_groups, pages_per_entry], held by the caller."""
+        entry = Entry(parent, tokens, digests, len(self._geometry.parts))
+        parent.children[entry] = None
+        for digest in digests:
+            self._by_digest.setdefault(digest, entry)
+        self.adopt(entry, pages)
+        return entry
+
+    def adopt(self, entry: Entry, pages: list[list[int]]) -> None:
+        """Cache pages for those parts of an entry that have none. NO_PAGE in `pages` leaves a part out."""
+        for part in self._geometry.parts:
+            if entry.units[part.index] is None:
+                stop = part.first_page + part.num_pages
+                chosen = [page for group in part.groups for page in pages[group][part.first_page : stop]]
+                if NO_PAGE not in chosen:
+                    self._add_unit(entry, part, tuple(chosen))
+
+    def extend(self, entry: Entry, tokens: bytes, digest: bytes) -> None:
+        """One more match unit of the page is computed: `tokens` are all of the entry's, `digest` the last unit's."""
+        entry.tokens = tokens
+        entry.digests.append(digest)
+        self._by_digest.setdefault(digest, entry)
+
+    def remove(self, entry: Entry) -> None:
+        """Drop an entry that its only sequence has no use for; its pages stay with the sequence."""
+        for unit in entry.units:
+            if unit is not None:
+                self._pool.uncache(np.array(unit.pages, dtype=np.int32))
+                self._arbiter.forget(unit)
+        self._unlink(entry)
+
+    def evict(self, unit: Unit) -> Iterable[int]:
+        """Forget a unit that the arbiter takes; returns the entry's other pages when they are worthless without it."""
+        assert isinstance(unit, EntryUnit)
+        entry = unit.entry
+        entry.units[unit.part.index] = None
+        others: list[int] = []
+        if unit.part.window is None:
+            for index, other in enumerate(entry.units):
+                if other is not None:
+                    others.extend(other.pages)
+                    entry.units[index] = None
+                    self._arbiter.forget(other)
+        self._prune(entry)
+        return others
+
+    def entries(self) -> Iterator[Entry]:
+        """All entries but the roots, parents first."""
+        stack = list(self._roots.values())
+        while stack:
+            entry = stack.pop()
+            stack.extend(entry.children)
+            if entry.parent is not None:
+                yield entry
+
+    def check(self) -> None:
+        """Raise AssertionError naming the broken law. O(entries)."""
+        found = set(self.entries())
+        assert set(self._by_digest.values()) <= found, "a digest leads to an entry that is not in the tree"
+        for entry in found:
+            self._check_entry(entry)
+        pages = [page for entry in found for unit in entry.units if unit is not None for page in unit.pages]
+        assert len(set(pages)) == len(pages), "a page is cached for two entries"
+        cached = np.flatnonzero(self._pool.is_cached & (self._pool.owner == self._owner))
+        assert sorted(pages) == cached.tolist(), "the pool and the index disagree on which pages are cached"
+
+    def _check_entry(self, entry: Entry) -> None:
+        parent = entry.parent
+        assert parent is not None
+        assert entry in parent.children, "an entry is not among its parent's children"
+        assert len(entry.tokens) // TOKEN_BYTES // MATCH_UNIT == len(entry.digests), "digests do not cover the tokens"
+        assert entry.children or entry.num_sequences or any(entry.units), "an entry without any use is kept"
+        if self._geometry.full_part is not None:
+            assert entry.units[self._geometry.full_part.index], "an entry has no full-attention pages"
+        assert entry.digests == unit_digests(parent.digests[-1], entry.tokens), "digests do not chain"
+        for unit in entry.units:
+            if unit is not None:
+                self._check_unit(unit)
+
+    def _check_unit(self, unit: EntryUnit) -> None:
+        held = {self._pool.is_held(page) for page in unit.pages}
+        assert len(held) == 1, f"unit {unit.pages} is held in part"
+        assert not unit.is_gone, f"unit {unit.pages} is gone and still in its entry"
+        if True in held:
+            return
+        assert unit.is_offered or unit.num_dependents, f"unit {unit.pages} can never be evicted"
+        if unit.part.window is None:
+            below = [child.units[unit.part.index] for child in unit.entry.children]
+            assert len(below) == unit.num_dependents, f"unit {unit.pages} counts its dependents wrong"
+            held_below = [c.pages for c in below if c is not None and self._pool.is_held(c.pages[0])]
+            assert not held_below, f"unit {unit.pages} is evictable, and {held_below} below it are held"
+
+    def _walk(self, root: Entry, tokens: bytes) -> tuple[list[Entry], list[bytes]]:
+        """Entries that hold `tokens` from the start, whether or not their pages suffice, and digests so far."""
+        entry_bytes = self._geometry.entry_tokens * TOKEN_BYTES
+        units_per_entry = self._geometry.units_per_entry
+        digests: list[bytes] = []
+        path: list[Entry] = []
+        parent = root
+        for index in range(-(-len(tokens) // entry_bytes)):
+            start = index * entry_bytes
+            last = (index + 1) * units_per_entry
+            if last > len(digests):
+                hashed = len(digests) * UNIT_BYTES
+                ahead = tokens[hashed : hashed + _AHEAD_UNITS * UNIT_BYTES]
+                digests += unit_digests(digests[-1] if digests else root.digests[0], ahead)
+            entry = self._by_digest.get(digests[last - 1]) if last <= len(digests) else None
+            if entry is None or entry.parent is not parent or entry.tokens != tokens[start : start + entry_bytes]:
+                break
+            path.append(entry)
+            parent = entry
+        return path, digests
+
+    def _num_visible(self, path: list[Entry]) -> int:
+        """Length of the longest prefix of `path` for which every window's pages are there."""
+        windowed = self._geometry.windowed_parts
+        if not windowed:
+            return len(path)
+        longest = 0
+        run_starts = [0] * len(windowed)  # since which entry each part has its pages without a hole
+        for index, entry in enumerate(path):
+            for i, part in enumerate(windowed):
+                if entry.units[part.index] is None:
+                    run_starts[i] = index + 1
+            num_tokens = (index + 1) * self._geometry.entry_tokens
+            first_seen = (self._geometry.num_entries_behind(part, num_tokens) for part in windowed)
+            if all(run <= first for run, first in zip(run_starts, first_seen, strict=True)):
+                longest = index + 1
+        return longest
+
+    def _partial(self, parent: Entry, rest: bytes, units: list[bytes]) -> tuple[Entry | None, int]:
+        """The entry after `parent` that shares the most tokens with `rest`, and how many."""
+        best: Entry | None = None
+        most = 0
+        for candidate in self._partial_candidates(parent, rest, units):
+            if all(candidate.units) and (num_tokens := _num_common_tokens(candidate.tokens, rest)) > most:
+                best, most = candidate, num_tokens
+        return best, most
+
+    def _partial_candidates(self, parent: Entry, rest: bytes, units: list[bytes]) -> Iterator[Entry]:
+        for digest in reversed(units):
+            entry = self._by_digest.get(digest)
+            if entry is not None and entry.parent is parent:
+                yield entry
+                break
+        yield from islice(reversed(parent.children), _MAX_SIBLINGS) if rest else ()
+
+    def _add_unit(self, entry: Entry, part: Part, pages: tuple[int, ...]) -> None:
+        first_token = (entry.depth - 1) * self._geometry.entry_tokens
+        num_tokens = part.num_pages * self._geometry.page_size
+        unit = EntryUnit(self._owner, pages, self._cost_s(first_token, num_tokens), entry, part)
+        entry.units[part.index] = unit
+        self._pool.cache(pages)
+        if part.window is not None:
+            self._arbiter.use(unit)
+
+    def _cost_s(self, first_token: int, num_tokens: int) -> float:
+        """Seconds to recompute, taken at the power of two below `first_token`: the cost model walks a whole program."""
+        key = (1 << first_token.bit_length() >> 1, num_tokens)
+        if key not in self._costs:
+            self._costs[key] = self._recompute_cost_s(*key)
+        return self._costs[key]
+
+    def _prune(self, entry: Entry) -> None:
+        """Drop the entry, and those above it, that have no pages, no children and no sequence."""
+        while not entry.children and not entry.num_sequences and not any(entry.units):
+            parent = entry.parent
+            if parent is None:
+                del self._roots[entry.digests[0]]
+                return
+            self._unlink(entry)
+            entry = parent
+
+    def _unlink(self, entry: Entry) -> None:
+        assert entry.parent is not None
+        del entry.parent.children[entry]
+        for digest in entry.digests:
+            if self._by_digest.get(digest) is entry:
+                del self._by_digest[digest]
+
+
+def _num_common_tokens(a: bytes, b: bytes) -> int:
+    """Length of the common prefix, by bisection on equality of slices."""
+    low, high = 0, min(len(a), len(b)) // TOKEN_BYTES
+    while low < high:
+        middle = (low + high + 1) // 2
+        if a[: middle * TOKEN_BYTES] == b[: middle * TOKEN_BYTES]:
+            low = middle
+        else:
+            high = middle - 1
+    return low

@@ -1,0 +1,154 @@
+"""PrefixWriter: puts what sequences compute into the prefix index. Page tables are never rewritten for it.
+
+An *attached* sequence holds the pages of its whole chain, so its units are published as they fill, and a page in the
+tree is never unused while one below it is in use: all that the pool counts as evictable can be evicted, ends first.
+When another sequence published the same tokens first, the second copy is not cached; going on below pages that it does
+not hold would break that law, so the sequence is detached and publishes the rest of its pages when it closes, those
+that nobody else uses. If only windowed layers exist there is no chain of pages, and it stays attached.
+"""
+
+from __future__ import annotations
+
+from kvarto.cache.digests import MATCH_UNIT, TOKEN_BYTES, unit_digests
+from kvarto.cache.geometry import Geometry
+from kvarto.cache.prefix_index import Entry, EntryUnit, PrefixIndex
+from kvarto.cache.sequence import Sequence
+from kvarto.core.ids import NO_PAGE
+from kvarto.memory.arbiter import Arbiter
+from kvarto.memory.page_pool import PagePool
+
+
+class PrefixWriter:
+    """Works on one index."""
+
+    def __init__(self, geometry: Geometry, pool: PagePool, arbiter: Arbiter, index: PrefixIndex) -> None:
+        self._geometry = geometry
+        self._pool = pool
+        self._arbiter = arbiter
+        self._index = index
+
+    def stand_on(self, sequence: Sequence, entries: list[Entry]) -> None:
+        """Add whole entries to the sequence's chain: it stands on the last, and its use is counted there."""
+        before = last_entry(sequence)
+        sequence.entries += entries
+        after = last_entry(sequence)
+        if before is not after:
+            self._index.enter(after)
+            self._index.leave(before)
+        self._count_use(sequence, after)
+
+    def publish(self, sequence: Sequence) -> None:
+        """Cache the match units that an attached sequence has completed."""
+        while sequence.is_attached and self._next_end(sequence) <= sequence.num_computed_tokens:
+            self._publish_unit(sequence)
+
+    def publish_rest(self, sequence: Sequence) -> None:
+        """Cache what a detached sequence computed and holds alone. Only for one that is about to close."""
+        sequence.is_attached = True
+        while sequence.is_attached and self._next_end(sequence) <= sequence.num_computed_tokens:
+            if not self._holds_alone(sequence):
+                return
+            self._publish_unit(sequence, is_closing=True)
+
+    def _next_end(self, sequence: Sequence) -> int:
+        return (sequence.num_published_units + 1) * MATCH_UNIT
+
+    def _publish_unit(self, sequence: Sequence, is_closing: bool = False) -> None:
+        start = len(sequence.entries) * self._geometry.entry_tokens
+        end = self._next_end(sequence)
+        tokens = sequence.token_bytes(start, end)
+        digest = self._digest(sequence, tokens)
+        known, is_sound = self._index.find(digest, last_entry(sequence), tokens)
+        if not is_sound:  # a collision: the chain cannot go on from here
+            self._detach(sequence)
+            return
+        if end - start < self._geometry.entry_tokens:
+            self._publish_short(sequence, known, tokens, digest)
+        elif known is None:
+            entry = self._grow_or_add(sequence, tokens, digest)
+            sequence.growing = None
+            self.stand_on(sequence, [entry])
+        elif not self._join(sequence, known, is_closing):
+            self._detach(sequence)
+            return
+        sequence.num_published_units += 1
+
+    def _publish_short(self, sequence: Sequence, known: Entry | None, tokens: bytes, digest: bytes) -> None:
+        """A match unit inside a page. Another entry may begin with the same tokens; ours waits until it differs."""
+        if sequence.growing is not None or known is None:
+            sequence.growing = self._grow_or_add(sequence, tokens, digest)
+            self._count_use(sequence, sequence.growing)
+
+    def _grow_or_add(self, sequence: Sequence, tokens: bytes, digest: bytes) -> Entry:
+        if sequence.growing is not None:
+            self._index.extend(sequence.growing, tokens, digest)
+            return sequence.growing
+        first = len(sequence.entries) * self._geometry.units_per_entry
+        digests = sequence.digests[first : first + len(tokens) // TOKEN_BYTES // MATCH_UNIT]
+        return self._index.add(last_entry(sequence), tokens, digests, self._entry_pages(sequence))
+
+    def _join(self, sequence: Sequence, known: Entry, is_closing: bool) -> bool:
+        """Stand on an entry that another sequence published. False when that would leave the chain."""
+        if self._geometry.full_part is not None and not is_closing:
+            return False
+        self._drop_growing(sequence)
+        self._index.adopt(known, self._entry_pages(sequence))
+        self.stand_on(sequence, [known])
+        return True
+
+    def _detach(self, sequence: Sequence) -> None:
+        self._drop_growing(sequence)
+        sequence.is_attached = False
+
+    def _drop_growing(self, sequence: Sequence) -> None:
+        if sequence.growing is not None:
+            self._index.remove(sequence.growing)
+            if sequence.use is not None and sequence.use.is_gone:
+                sequence.use = sequence.use.depends_on  # which inherited the count
+            sequence.growing = None
+
+    def _holds_alone(self, sequence: Sequence) -> bool:
+        """No other sequence uses the pages of the entry to be published, which would have to offer them later."""
+        pages = [page for group in self._entry_pages(sequence) for page in group if page != NO_PAGE]
+        return not any(self._pool.is_shared(page) for page in pages)
+
+    def _entry_pages(self, sequence: Sequence) -> list[list[int]]:
+        """[num_groups][pages_per_entry] of the entry after the whole ones."""
+        first = len(sequence.entries) * self._geometry.pages_per_entry
+        pages: list[list[int]] = sequence.table[:, first : first + self._geometry.pages_per_entry].tolist()
+        return pages
+
+    def _digest(self, sequence: Sequence, tokens: bytes) -> bytes:
+        """Digest of the unit that ends `tokens`."""
+        unit = sequence.num_published_units
+        last = tokens[-MATCH_UNIT * TOKEN_BYTES :]
+        if unit < len(sequence.digests):
+            first = unit * MATCH_UNIT * TOKEN_BYTES
+            expected = sequence.prompt[first : first + len(last)]
+            assert last == expected, "the committed tokens are not those that the sequence was opened with"
+        else:
+            assert sequence.root is not None
+            parent = sequence.digests[-1] if sequence.digests else sequence.root.digests[0]
+            sequence.digests += unit_digests(parent, last)
+        return sequence.digests[unit]
+
+    def _count_use(self, sequence: Sequence, entry: Entry) -> None:
+        """Count the sequence's use at the last unit of its chain: it moves down as the chain grows."""
+        unit = self._chain_unit(entry)
+        if unit is None or unit is sequence.use:
+            return
+        if sequence.use is not None:
+            sequence.use.frequency -= 1
+        self._arbiter.use(unit)
+        sequence.use = unit
+
+    def _chain_unit(self, entry: Entry) -> EntryUnit | None:
+        full = self._geometry.full_part
+        return entry.units[full.index] if full is not None else None
+
+
+def last_entry(sequence: Sequence) -> Entry:
+    """The last whole entry of the sequence's chain, or its root."""
+    entry = sequence.entries[-1] if sequence.entries else sequence.root
+    assert entry is not None, "a sequence without a chain has no last entry"
+    return entry
