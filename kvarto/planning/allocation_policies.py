@@ -15,7 +15,6 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from kvarto.core.errors import OutOfPages
 from kvarto.core.ids import OwnerId
 from kvarto.core.kv_format import PAGE_ALIGNMENT
 from kvarto.core.units import align_up, ceil_div
@@ -154,9 +153,6 @@ class Reservation:
 class Pages:
     """Pages of `page_size` tokens as tokens come."""
 
-    cached_bytes = 0
-    saved_bytes = 0
-
     def __init__(self, budget_bytes: int, token_bytes: int, page_size: int) -> None:
         self.name = f"pages of {page_size}"
         self.page_size = page_size
@@ -176,6 +172,16 @@ class Pages:
     def held_bytes(self) -> int:
         """Pages in use."""
         return self.pool.num_held * self.page_bytes
+
+    @property
+    def saved_bytes(self) -> int:
+        """Entries of page tables that name a page which another table names too."""
+        return (self._num_entries - self.pool.num_held) * self.page_bytes
+
+    @property
+    def cached_bytes(self) -> int:
+        """Pages that hold prompts of the past and nobody uses now."""
+        return self.pool.num_evictable * self.page_bytes
 
     @property
     def free_bytes(self) -> int:

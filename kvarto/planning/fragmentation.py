@@ -92,7 +92,7 @@ def saturating_rate_scale(trace: Trace, budget_bytes: int, token_bytes: int, ste
     tokens = trace.num_output_tokens * (2 * trace.num_prompt_tokens + trace.num_output_tokens - 1) // 2
     byte_steps = int(tokens.sum()) * token_bytes
     available = budget_bytes * max(trace.duration_s, step_s) / step_s
-    return load * available / byte_steps
+    return float(load * available / byte_steps)
 
 
 class Replay:

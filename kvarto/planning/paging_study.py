@@ -36,6 +36,8 @@ class StudySettings:
     """How much faster than recorded requests come; None: twice what the budget could hold without waste."""
     reserved_lengths: tuple[int, ...] = (2048, 4096, 8192, 16384)
     page_sizes: tuple[int, ...] = (8, 16, 32, 64, 128)
+    shared_page_sizes: tuple[int, ...] = (16,)
+    """For pages with a prefix cache; each divides the trace's blocks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,14 +119,13 @@ def policies(trace: Trace, settings: StudySettings) -> Iterator[tuple[str, Alloc
     budget, token = settings.budget_bytes, settings.token_bytes
     for length in settings.reserved_lengths:
         yield "reserved", Reservation(f"reserve {length:,}", FirstFit(budget), token, _at_most(length))
-    yield "reserved", Reservation("reserve next power of two", FirstFit(budget), token, _next_power_of_two)
+    yield "reserved", Reservation("reserve next 2^n", FirstFit(budget), token, _next_power_of_two)
     for allocator in (Buddy(budget), FirstFit(budget), Compacting(budget)):
-        yield "oracle", Reservation(f"true length, {allocator.name}", allocator, token, _exactly)
+        yield "oracle", Reservation(f"exact, {allocator.name}", allocator, token, _exactly)
     for page_size in settings.page_sizes:
         yield "pages", Pages(budget, token, page_size)
-    for page_size in settings.page_sizes if trace.block_ids is not None else ():
-        if trace.block_tokens % page_size == 0:
-            yield "shared", SharedPages(budget, token, page_size, trace)
+    for page_size in settings.shared_page_sizes if trace.block_ids is not None else ():
+        yield "shared", SharedPages(budget, token, page_size, trace)
 
 
 def _at_most(length: int) -> Callable[[int], int | None]:

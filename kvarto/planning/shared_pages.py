@@ -43,19 +43,9 @@ class SharedPages(Pages):
         """Blocks without users, the first to go in front."""
 
     @property
-    def cached_bytes(self) -> int:
-        """Pages that hold prompts of the past and nobody uses now."""
-        return self.pool.num_evictable * self.page_bytes
-
-    @property
     def hit_fraction(self) -> float:
         """Share of prompt blocks that were found."""
         return self.num_hit_blocks / self.num_queried_blocks if self.num_queried_blocks else 0.0
-
-    @property
-    def saved_bytes(self) -> int:
-        """Entries of page tables that name a page which another table names too."""
-        return (self._num_entries - self.pool.num_held) * self.page_bytes
 
     def admit(self, request: int, num_tokens: int, max_tokens: int, *, is_alone: bool) -> int | None:
         """Match the prompt, lock what matches, and take pages for the rest."""
@@ -111,9 +101,14 @@ class SharedPages(Pages):
             self._blocks[block_id] = _Block(own, 1)
 
     def _evict(self, num_pages: int) -> None:
-        while self.pool.num_free < num_pages:
+        victims: list[NDArray[np.int32]] = []
+        missing = num_pages - self.pool.num_free
+        while missing > 0:
             block_id, _ = self._evictable.popitem(last=False)
-            self.pool.uncache(self._blocks.pop(block_id).pages)
+            victims.append(self._blocks.pop(block_id).pages)
+            missing -= len(victims[-1])
+        if victims:
+            self.pool.uncache(np.concatenate(victims))
 
     def _room_for_growth(self, num_pages: int) -> int:
         self._evict(min(num_pages, self.pool.num_free + self.pool.num_evictable))
@@ -130,7 +125,8 @@ class SharedPages(Pages):
         self.pool.check()
         cached = sum(len(block.pages) for block in self._blocks.values() if not block.num_users)
         assert cached == self.pool.num_evictable, "pages of unused blocks are not the pool's evictable pages"
-        assert set(self._evictable) == {b for b, block in self._blocks.items() if not block.num_users}, "evictable differs"
+        unused = {block_id for block_id, block in self._blocks.items() if not block.num_users}
+        assert set(self._evictable) == unused, "evictable blocks are not the unused ones"
 
 
 def lru_hit_fraction(trace: Trace, num_blocks: int | None) -> float:

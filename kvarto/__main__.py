@@ -1,0 +1,5 @@
+"""`python -m kvarto` is `kvarto`."""
+
+from kvarto.cli.main import main
+
+main()
