@@ -59,11 +59,12 @@ ORDERS: dict[str, Order] = {
 
 
 def pack(buffers: Sequence[PlannedBuffer]) -> Packing:
-    """Offsets for `buffers`: the best of the greedy orders. O(orders × n²)."""
+    """Offsets for `buffers`: the best of the greedy orders. O(n × buffers that live together) per order."""
     target_bytes = lower_bound(buffers)
+    neighbours = _neighbours(buffers)
     best: Packing | None = None
     for order in _orders(buffers):
-        packing = _place(buffers, order)
+        packing = _place(buffers, order, neighbours)
         if best is None or packing.peak_bytes < best.peak_bytes:
             best = packing
         if best.peak_bytes == target_bytes:
@@ -91,6 +92,19 @@ def live_bytes(buffers: Iterable[PlannedBuffer]) -> dict[int, int]:
     return sums
 
 
+def _neighbours(buffers: Sequence[PlannedBuffer]) -> list[list[int]]:
+    """For each buffer the others that are live at some op together with it."""
+    neighbours: list[list[int]] = [[] for _ in buffers]
+    live: list[int] = []
+    for index in sorted(range(len(buffers)), key=lambda index: buffers[index].first):
+        live = [other for other in live if buffers[other].last > buffers[index].first]
+        for other in live:
+            neighbours[other].append(index)
+        neighbours[index] = live.copy()
+        live.append(index)
+    return neighbours
+
+
 def _orders(buffers: Sequence[PlannedBuffer]) -> Iterable[list[int]]:
     for key in ORDERS.values():
         yield sorted(range(len(buffers)), key=lambda index: key(buffers[index]))
@@ -108,25 +122,22 @@ def _by_pressure(buffers: Sequence[PlannedBuffer]) -> list[int]:
     return sorted(range(len(buffers)), key=lambda i: (-pressures[i], -buffers[i].size_bytes, buffers[i].first))
 
 
-def _place(buffers: Sequence[PlannedBuffer], order: Iterable[int]) -> Packing:
-    offsets = [0] * len(buffers)
-    placed: list[tuple[int, int, int, int]] = []  # (offset, end, first, last), ascending by offset
+def _place(buffers: Sequence[PlannedBuffer], order: Iterable[int], neighbours: Sequence[Sequence[int]]) -> Packing:
+    offsets: list[int | None] = [None] * len(buffers)
     for index in order:
-        buffer = buffers[index]
-        offset = _lowest_gap(buffer, placed)
-        offsets[index] = offset
-        if buffer.size_bytes:
-            placed.append((offset, offset + buffer.size_bytes, buffer.first, buffer.last))
-            placed.sort()
-    return Packing(tuple(offsets), max((end for _, end, _, _ in placed), default=0))
+        taken = ((offsets[other], buffers[other].size_bytes) for other in neighbours[index])
+        placed = sorted((offset, offset + size) for offset, size in taken if offset is not None and size > 0)
+        offsets[index] = _lowest_gap(buffers[index], placed)
+    final = tuple(offset for offset in offsets if offset is not None)
+    ends = (offset + buffer.size_bytes for offset, buffer in zip(final, buffers, strict=True) if buffer.size_bytes)
+    return Packing(final, max(ends, default=0))
 
 
-def _lowest_gap(buffer: PlannedBuffer, placed: list[tuple[int, int, int, int]]) -> int:
-    """Lowest aligned offset at which `buffer` overlaps nothing that is live when it is. `placed` ascends by offset."""
+def _lowest_gap(buffer: PlannedBuffer, placed: Iterable[tuple[int, int]]) -> int:
+    """Lowest aligned offset at which `buffer` fits between the spans `placed`, which ascend."""
     offset = 0
-    for start, end, first, last in placed:
-        if first < buffer.last and buffer.first < last:
-            if offset + buffer.size_bytes <= start:
-                return offset
-            offset = max(offset, align_up(end, buffer.alignment))
+    for start, end in placed:
+        if offset + buffer.size_bytes <= start:
+            return offset
+        offset = max(offset, align_up(end, buffer.alignment))
     return offset

@@ -83,6 +83,26 @@ def test_the_judge_names_a_broken_alignment() -> None:
         check_packing([replace(TWO[0], alignment=8)], Packing((4,), 14))
 
 
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.tuples(planned_buffers(), st.integers(0, 600)), min_size=2, max_size=5))
+def test_the_judge_agrees_with_a_map_of_every_byte_at_every_op(placed: list[tuple[PlannedBuffer, int]]) -> None:
+    taken = [
+        (op, byte)
+        for buffer, offset in placed
+        for op in range(buffer.first, buffer.last)
+        for byte in range(offset, offset + buffer.size_bytes)
+    ]
+    is_apart = len(taken) == len(set(taken))
+    buffers = [replace(buffer, alignment=1) for buffer, _ in placed]
+    peak_bytes = max((offset + buffer.size_bytes for buffer, offset in placed if buffer.size_bytes), default=0)
+    packing = Packing(tuple(offset for _, offset in placed), peak_bytes)
+    if is_apart:
+        check_packing(buffers, packing)
+    else:
+        with pytest.raises(AssertionError, match="share the bytes"):
+            check_packing(buffers, packing)
+
+
 def test_buffers_that_never_meet_may_share_bytes() -> None:
     check_packing([PlannedBuffer(10, 0, 2), PlannedBuffer(10, 2, 3)], Packing((0, 0), 10))
 
