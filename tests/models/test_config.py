@@ -60,8 +60,9 @@ QWEN3: Config = QWEN25 | {
 }  # fmt: skip
 QWEN3_MOE: Config = QWEN3 | {
     "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "decoder_sparse_step": 1,
-    "mlp_only_layers": [], "moe_intermediate_size": 768, "norm_topk_prob": True, "num_experts": 128, "num_experts_per_tok": 8,
-    "output_router_logits": False, "router_aux_loss_coef": 0.001, "hidden_size": 2048, "intermediate_size": 6144,
+    "mlp_only_layers": [], "moe_intermediate_size": 768, "norm_topk_prob": True, "num_experts": 128,
+    "num_experts_per_tok": 8, "output_router_logits": False, "router_aux_loss_coef": 0.001,
+    "hidden_size": 2048, "intermediate_size": 6144,
     "num_attention_heads": 32, "num_key_value_heads": 4, "num_hidden_layers": 48, "tie_word_embeddings": False,
 }  # fmt: skip
 SMOLLM3: Config = SMOLLM2 | {
