@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from kvarto.cache.digests import MATCH_UNIT
 from kvarto.core.buffers import StepLimits
 from kvarto.core.ids import NO_PAGE
 from kvarto.core.step import Int32, Int64, SamplingRows, Step
@@ -26,6 +27,7 @@ class BatchBuilder:
 
     def __init__(self, limits: StepLimits, *, num_groups: int, page_size: int) -> None:
         self._page_size = page_size
+        self._entry_tokens = max(page_size, MATCH_UNIT)
         max_pages = ceil_div(limits.max_context, page_size)
         self._page_tables = np.full((num_groups, limits.max_seqs, max_pages), NO_PAGE, dtype=np.int32)
         self._sequences: list[Sequence | None] = [None] * limits.max_seqs
@@ -56,10 +58,12 @@ class BatchBuilder:
         )
 
     def _refresh_page_table(self, chunk: Chunk) -> None:
-        """Copy the entries of pages that this step writes; all of them when the row belonged to another sequence."""
+        """Copy the pages that this step writes, and those before that copy-on-write may have replaced with them: all
+        of the cache's unfinished entry. The whole table when the row belonged to another sequence.
+        """
         slot, sequence = chunk.choice.slot, chunk.choice.sequence
         assert sequence is not None, f"choice {chunk.choice.order} is in a step without a sequence"
-        first = chunk.start // self._page_size
+        first = chunk.start // self._entry_tokens * self._entry_tokens // self._page_size
         if self._sequences[slot] is not sequence:
             self._sequences[slot] = sequence
             first = 0

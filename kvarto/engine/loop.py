@@ -53,8 +53,8 @@ COPY_POLL_S = 0.0005
 """Between looks at copies when nothing else can run; a page copies in about that time."""
 CHECK_EVERY_STEPS = 1024
 """The full recount of pages takes milliseconds: sampled, and whenever the engine becomes idle."""
-MAX_FAILED_STEPS = 4
-"""Steps in a row that fail alone in the backend before the device itself is given up and a fresh engine takes over."""
+MAX_FAILED_STEPS = 8
+"""Failed steps in a row, more than two bad requests explain, before a fresh engine is asked for by ending this one."""
 
 log = logging.getLogger(__name__)
 

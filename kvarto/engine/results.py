@@ -97,7 +97,6 @@ def _collect_draws(
     if leader.request.collector is leader:
         leader.request.collector = None
     for row, fork in enumerate(chunk.forks, first_row + 1):
-        fork.prepare()
         fork.append(drawn.token_ids[row])
         outputs.append(_output(fork, drawn, row))
         if _finish_reason(fork) is None:

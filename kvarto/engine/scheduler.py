@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 MAX_MISSES = 16
 """Tries of a choice that has the pool to itself and still finds no page, before it ends with an error."""
 
+MAX_FAILURES = 3
+"""Failed steps in a row, the last ones alone, after which a choice is to blame: devices also fail for a moment."""
+
 
 class Scheduler:
     """Requests from queue to end. One thread; `schedule` and one of `settle` or `fail` take turns."""
@@ -70,7 +73,7 @@ class Scheduler:
 
     def add(self, request: Request) -> None:
         """Queue a request. Raises Overloaded, and ContextLengthExceeded for what the pool can never hold."""
-        num_tokens, most = request.num_prompt_tokens + request.max_tokens, self._cache.max_tokens()
+        num_tokens, most = request.num_prompt_tokens + request.max_tokens, self._cache.max_tokens(self._limits.max_tokens)
         if num_tokens > most:
             raise ContextLengthExceeded(
                 f"{request.num_prompt_tokens} prompt tokens and `max_tokens` {request.max_tokens} make {num_tokens}; "
@@ -242,7 +245,6 @@ class Scheduler:
 
     def _note_admission(self, choice: Choice, sequence: Sequence) -> None:
         request = choice.request
-        choice.prepare()
         if request.collector is choice:
             request.prompt_logprobs.clear()
         if not request.was_admitted:
@@ -291,6 +293,7 @@ class Scheduler:
     def _take_slot(self, choice: Choice) -> None:
         choice.slot = self._free_slots.pop()
         choice.status = Status.RUNNING
+        choice.prepare()
 
     def _stop_running(self, choice: Choice) -> None:
         """Give back slot and pages."""
@@ -340,12 +343,12 @@ class Scheduler:
 
     def fail(self, chunks: list[Chunk]) -> Choice | None:
         """The step failed in the backend and nothing of it counts. All on board are tried again, each alone and on
-        fewer tokens. Returns the choice that failed alone a second time, still running, for the loop to end.
+        fewer tokens. Returns the choice that failed once too often, still running, for the loop to end.
         """
         for chunk in chunks:
             self._unseat_forks(chunk)
             chunk.choice.num_failures += 1
-        if len(chunks) == 1 and chunks[0].choice.num_failures > 1:
+        if len(chunks) == 1 and chunks[0].choice.num_failures >= MAX_FAILURES:
             return chunks[0].choice
         self._suspects.extend(chunk.choice for chunk in chunks)
         return None
