@@ -1,7 +1,7 @@
 """From what a client sends as a prompt or as messages to token ids.
 
-Text is tokenised off the event loop when it is long, on a few threads of its own, so that one client's book does not
-hold up everybody's tokens.
+Text is tokenised off the event loop, on a few threads of its own, so that one client's book does not hold up
+everybody's tokens.
 """
 
 from __future__ import annotations
@@ -17,8 +17,6 @@ from kvarto.server.served_model import ServedModel
 
 MAX_PROMPTS = 1024
 """Prompts in one request."""
-_INLINE_CHARS = 2000
-"""Text up to here takes well under a millisecond."""
 _TEMPLATE_ARGUMENTS = frozenset(
     {"messages", "conversation", "tools", "documents", "add_generation_prompt", "continue_final_message", "tokenize",
      "chat_template", "return_tensors", "return_dict", "padding", "truncation", "max_length", "self", "kwargs"}
@@ -41,7 +39,7 @@ class Prompts:
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of one text; control tokens spelt in it count as such."""
         call = partial(self._model.tokenizer.encode, text, add_special_tokens=add_special_tokens)
-        return call() if len(text) <= _INLINE_CHARS else await self._off_loop(call)
+        return await self._off_loop(call)
 
     async def from_prompt(self, prompt: str | list[Any], *, add_special_tokens: bool = True) -> list[list[int]]:
         """Every form of OpenAI's `prompt`: text, texts, ids, or lists of ids; the answer has a list for each prompt."""

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from kvarto.core.errors import NotFound
-from kvarto.engine.token_table import TokenTable, Vocabulary
+from kvarto.engine.detokenizer import TokenBytes
+from kvarto.engine.token_table import TokenTable
 
 
-class TextTokenizer(Vocabulary, Protocol):
+class TextTokenizer(TokenBytes, Protocol):
     """What the server needs of a tokenizer. Called from several threads."""
 
     def encode(self, text: str, add_special_tokens: bool = True, parse_special: bool = True) -> list[int]:

@@ -1,0 +1,102 @@
+"""The socket that the server listens on: bound before the model is loaded, so that a taken port is known at once."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import stat
+
+from kvarto.core.errors import UsageError
+from kvarto.server.config import ServerConfig
+
+_BACKLOG = 2048
+
+
+def bind(config: ServerConfig) -> socket.socket:
+    """A bound socket that does not listen yet. Raises UsageError."""
+    return _bind_unix(config.uds) if config.uds is not None else _bind_tcp(config.host, config.port)
+
+
+def listen(bound: socket.socket, config: ServerConfig) -> None:
+    """Take connections from now on. Raises UsageError when somebody else began to listen there meanwhile."""
+    try:
+        bound.listen(_BACKLOG)
+    except OSError as error:
+        raise _refused(config.host, config.port, error) from error
+
+
+def url_of(bound: socket.socket, config: ServerConfig) -> str:
+    """Where clients find the server, for people: `http://127.0.0.1:8000`."""
+    if config.uds is not None:
+        return f"unix:{config.uds}"
+    host, port = bound.getsockname()[:2]
+    shown = "127.0.0.1" if host in ("0.0.0.0", "::") else f"[{host}]" if ":" in host else host
+    return f"{'https' if config.ssl_certfile else 'http'}://{shown}:{port}"
+
+
+def close(bound: socket.socket, config: ServerConfig) -> None:
+    """Close it, and remove the file of a Unix socket."""
+    bound.close()
+    if config.uds is not None and os.path.exists(config.uds):
+        os.unlink(config.uds)
+
+
+def _bind_tcp(host: str, port: int) -> socket.socket:
+    if not 0 <= port <= 65535:
+        raise UsageError(f"`--port {port}` is not a TCP port; take one from 1 to 65535, or 0 for a free one")
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except OSError as error:
+        raise UsageError(f"`--host {host}` is not an address of this machine: {error}") from error
+    bound = socket.socket(family, socket.SOCK_STREAM)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        bound.bind(address)
+    except OSError as error:
+        bound.close()
+        raise _refused(host, port, error) from error
+    return bound
+
+
+def _bind_unix(path: str) -> socket.socket:
+    bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        _remove_stale(path)
+        mask = os.umask(0o177)  # the socket's file belongs to this user alone
+        try:
+            bound.bind(path)
+        finally:
+            os.umask(mask)
+    except OSError as error:
+        bound.close()
+        raise UsageError(f"`--uds {path}` cannot be used: {error.strerror or error}; choose another path") from error
+    except UsageError:
+        bound.close()
+        raise
+    return bound
+
+
+def _remove_stale(path: str) -> None:
+    """Remove a socket file that a dead server left; anything else there is not ours."""
+    if not os.path.exists(path):
+        return
+    if not stat.S_ISSOCK(os.stat(path).st_mode):
+        raise UsageError(f"`--uds {path}` names something that is not a socket; choose another path")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(path)
+        except ConnectionRefusedError:
+            os.unlink(path)
+            return
+    raise UsageError(f"another server listens on `{path}`; stop it, or choose another `--uds`")
+
+
+def _refused(host: str, port: int, error: OSError) -> UsageError:
+    if error.errno == errno.EADDRINUSE:
+        return UsageError(
+            f"port {port} on {host} is in use; stop who uses it, or choose another, such as `--port {port + 1}`"
+        )
+    if error.errno == errno.EACCES:
+        return UsageError(f"port {port} needs more rights than this user has; choose one above 1023: `--port 8000`")
+    return UsageError(f"cannot listen on {host}, port {port}: {error.strerror or error}")
