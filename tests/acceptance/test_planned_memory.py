@@ -1,0 +1,157 @@
+"""The peak memory of server and engine is what the plan says, plus an overhead that is measured once.
+
+The overhead (interpreters, libraries, tokenizer, PyTorch's own threads) is taken from one small start and then left
+alone. Every random configuration after it must stay within 2 % of plan + overhead, at start and under load, or be
+refused before loading. `KVARTO_MEMORY_CONFIGS` sets their number.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import aiohttp
+import msgspec
+import pytest
+
+from kvarto.core.units import MIB, format_bytes
+from kvarto.engine.config import EngineConfig
+from tests.acceptance.prompts import varied_prompts
+from tests.acceptance.serving import Served, peak_bytes, served
+
+TOLERANCE = 0.02
+REFUSALS = ("BudgetTooSmall", "UsageError")
+
+
+def planned_bytes(server: Served) -> int:
+    """Arena and bookkeeping, from the table that the server printed."""
+    table = server.log.read_text()
+    sizes = {name: int(size.replace(",", "")) for name, size in re.findall(r"^(arena|host)\b.* ([\d,]+)  ", table, re.M)}
+    return sizes["arena"] + sizes["host"]
+
+
+def is_backed(server: Served, planned: int, *, limit_s: float = 30) -> None:
+    """Wait until the background has touched the arena: resident memory no longer grows."""
+    last, deadline = 0, time.monotonic() + limit_s
+    while time.monotonic() < deadline:
+        now = peak_bytes(server.processes)
+        if now - last < MIB and now > planned:
+            return
+        last = now
+        time.sleep(0.5)
+
+
+async def load(server: Served, num_requests: int, max_len: int, seed: int) -> int:
+    """A burst of requests of all lengths; returns how many were answered."""
+    rng = random.Random(seed)
+    prompts = varied_prompts(num_requests, seed)
+
+    async def one(session: aiohttp.ClientSession, prompt: str) -> bool:
+        body = {
+            "prompt": prompt[: max_len * 2],
+            "max_tokens": rng.randrange(1, 12),
+            "temperature": rng.choice((0, 1)),
+            "n": rng.choice((1, 2)),
+            "logprobs": rng.choice((None, 5)),
+            "truncate_prompt_tokens": max_len - 16,
+        }
+        async with session.post("/v1/completions", json=body) as answer:
+            await answer.read()
+            return answer.status == 200
+
+    async with aiohttp.ClientSession(server.url, timeout=aiohttp.ClientTimeout(total=300)) as session:
+        return sum(await asyncio.gather(*(one(session, prompt) for prompt in prompts)))
+
+
+def random_config(rng: random.Random, model: Path) -> EngineConfig:
+    """Anything that a user may ask for; some of it cannot work."""
+    memory = rng.choice(("device_memory", "device_memory", "kv_cache_memory_bytes", None))
+    size = int(MIB * 2 ** rng.uniform(6, 11.2))
+    return EngineConfig(
+        model=str(model),
+        block_size=rng.choice((8, 16, 32, 64, 128, 256)),
+        max_model_len=rng.choice((256, 512, 1024, 2048, 4096)),
+        max_num_seqs=rng.choice((1, 4, 16, 32, 64)),
+        max_num_batched_tokens=rng.choice((64, 128, 512, 1024)),
+        dtype=rng.choice(("f32", "f32", "bf16", "f16")),
+        kv_cache_dtype=rng.choice(("f32", "bf16", "f16")),
+        enable_prefix_caching=rng.random() < 0.8,
+        prefault=rng.random() < 0.5,
+        **({} if memory is None else {memory: size}),
+    )
+
+
+def measure(config: EngineConfig, seed: int) -> tuple[int, int, int] | str:
+    """(planned, peak after start, peak under load), or the refusal."""
+    try:
+        with served(config) as server:
+            planned = planned_bytes(server)
+            is_backed(server, planned)
+            start = peak_bytes(server.processes)
+            answered = asyncio.run(load(server, 24, config.max_model_len or 512, seed))
+            assert answered == 24, f"{answered} of 24 requests were answered:\n{server.log.read_text()}"
+            return planned, start, peak_bytes(server.processes)
+    except AssertionError as error:
+        if any(name in str(error) for name in REFUSALS):
+            assert "place" not in str(error).split("Traceback")[0], f"refused after loading had begun:\n{error}"
+            return str(error)
+        raise
+
+
+def configurations(models: list[Path], count: int) -> Iterator[EngineConfig]:
+    rng = random.Random(5)
+    for _ in range(count):
+        yield random_config(rng, rng.choice(models))
+
+
+@pytest.fixture(scope="module")
+def models(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """The demo model, and two random ones of other shapes: full attention, and windows in layer groups."""
+    transformers = pytest.importorskip("transformers")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(demo_model.parent, gguf_file=demo_model.name)
+    shared = {"vocab_size": 49152, "num_attention_heads": 8, "head_dim": 64, "bos_token_id": 1, "eos_token_id": 2}
+    llama = transformers.LlamaConfig(
+        hidden_size=512, intermediate_size=1408, num_hidden_layers=6, num_key_value_heads=8, **shared
+    )
+    gemma = transformers.Gemma3TextConfig(
+        hidden_size=384, intermediate_size=1024, num_hidden_layers=8, num_key_value_heads=2, sliding_window=128, **shared
+    )
+    folders = []
+    for config in (llama, gemma):
+        folder = tmp_path_factory.mktemp(config.model_type)
+        transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        folders.append(folder)
+    return [demo_model, *folders]
+
+
+@pytest.mark.heavy
+def test_peak_memory_is_what_was_planned(models: list[Path]) -> None:
+    empty = EngineConfig(model=str(models[0]), max_model_len=256, max_num_seqs=4, max_num_batched_tokens=64)
+    measured = measure(empty, 0)
+    assert not isinstance(measured, str), measured
+    overhead = measured[2] - measured[0]
+    print(f"\noverhead {format_bytes(overhead)}")
+    worst, refused = 0.0, 0
+    count = int(os.environ.get("KVARTO_MEMORY_CONFIGS", "100"))
+    failures = []
+    for index, config in enumerate(configurations(models, count)):
+        result = measure(config, index)
+        if isinstance(result, str):
+            refused += 1
+            continue
+        planned, start, peak = result
+        expected = planned + overhead
+        errors = ((start - expected) / expected, (peak - expected) / expected)
+        worst = max(worst, *map(abs, errors))
+        line = f"{index}: plan {format_bytes(planned)}, start {errors[0]:+.2%}, load {errors[1]:+.2%}"
+        print(line, flush=True)
+        if max(map(abs, errors)) > TOLERANCE:
+            failures.append(f"{line} {msgspec.json.encode(config).decode()}")
+    print(f"{count} configurations, {refused} refused, worst error {worst:.2%}")
+    assert not failures, "\n".join(failures)
