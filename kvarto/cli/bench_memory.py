@@ -10,10 +10,10 @@ from cyclopts import Parameter
 
 from kvarto.cli.flags import count, size
 from kvarto.cli.memory_table import print_study, run_with_progress
-from kvarto.core.errors import BadFile, UsageError
+from kvarto.cli.trace_file import open_trace
+from kvarto.core.errors import UsageError
 from kvarto.core.units import parse_count
 from kvarto.planning.paging_study import StudySettings
-from kvarto.planning.traces import Trace, read_trace
 
 _DEFAULTS = StudySettings()
 
@@ -66,32 +66,21 @@ def bench_memory(
         page_sizes=_counts("--page-sizes", page_sizes),
     )
     formats = _plot_formats(plot)
-    requests = _read(trace).head(num_requests)
+    requests = open_trace(trace).head(num_requests)
     study = run_with_progress(requests, settings)
-    print_study(study)
     if json_path is not None:
         json_path.write_bytes(msgspec.json.format(msgspec.json.encode(study.as_dict())) + b"\n")
     for path in formats:
         from kvarto.cli.memory_plot import draw
 
         draw(study, path)
-        print(f"drawn: {path}")
+    print_study(study)
 
 
 def _positive(flag: str, value: float) -> float:
     if not 0 < value < float("inf"):
         raise UsageError(f"`{flag} {value:g}`: must be more than 0")
     return value
-
-
-def _read(path: Path) -> Trace:
-    try:
-        with path.open(encoding="utf-8") as lines:
-            return read_trace(path.name, lines)
-    except OSError as error:
-        raise UsageError(f"can't read `--trace {path}`: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise BadFile(f"`{path}` is not text: {error}") from error
 
 
 def _counts(flag: str, text: str) -> tuple[int, ...]:

@@ -99,14 +99,16 @@ def flag_parameters(settings: type[msgspec.Struct]) -> list[inspect.Parameter]:
 
 def _parameter(settings: type[msgspec.Struct], field: msgspec.structs.FieldInfo, text: str) -> inspect.Parameter:
     is_positional = field.name == "model"
-    group = settings.__name__.removesuffix("Config")
+    converter = _converter(field)
     details = Parameter(
         help=text,
-        group=group,
+        group=settings.__name__.removesuffix("Config"),
         alias=ALIASES.get(field.name, ()),
         env_var=ENV_PREFIX + field.name.upper(),
         show_env_var=False,
-        converter=_converter(field),
+        converter=converter,
+        metavar=converter.__name__.upper() if converter else None,
+        show_default=False if field.default in (None, (), "") else None,
         negative=None if field.type is bool else (),
     )
     return inspect.Parameter(

@@ -15,12 +15,12 @@ from kvarto.planning.paging_study import Study, StudyRow, StudySettings, run_stu
 from kvarto.planning.traces import Trace
 
 _MEMORY_COLUMNS = ("", "used", "internal", "external", "cached", "idle", "waste", "formula")
-_REQUEST_COLUMNS = ("", "running", "of exact", "peak", "tables", "refused", "preempts", "hits")
+_REQUEST_COLUMNS = ("", "running", "vs exact", "peak", "tables", "refused", "preempts", "hits")
 _NOTE = (
     "used + internal + external + cached + idle = the budget, while requests waited for memory. waste: empty share of "
-    "what requests held, over their whole lives; formula: what it must be. running: mean concurrent requests, of "
-    "exact: over the best that knows each true length. refused: longer than the reservation, or than the budget. hits: prompt "
-    "blocks found in the prefix cache."
+    "what requests held, over their whole lives; formula: what it must be. running: mean concurrent requests; "
+    "vs exact: over the best that knows each true length. refused: longer than reservation or budget. hits: blocks "
+    "found in the prefix cache."
 )
 
 
@@ -48,7 +48,7 @@ def print_study(study: Study) -> None:
 
 
 def _table(study: Study, columns: tuple[str, ...], cells: Callable[[StudyRow], tuple[str, ...]]) -> Table:
-    table = Table(*columns, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table = Table(*columns, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     for column in table.columns:
         column.no_wrap = True
     for column in table.columns[1:]:
