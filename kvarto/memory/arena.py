@@ -60,7 +60,7 @@ class Arena:
 
     @property
     def resident_bytes(self) -> int:
-        """Bytes that are backed by memory now, as the system says: one byte read per page, for tests and reports."""
+        """Bytes that are backed by memory now, as the system says: 8 bytes read per page, for tests and reports."""
         return resident_bytes(self._address, self._reserved_bytes)
 
     def view(self, offset: int, size_bytes: int) -> NDArray[np.uint8]:

@@ -24,9 +24,11 @@ MADV_POPULATE_WRITE = 23
 """Linux 5.14: make pages present and writable without changing a byte."""
 
 SYSTEM_PAGE_BYTES = mmap.PAGESIZE
+_PRESENT, _EXCLUSIVE = np.uint64(1 << 63), np.uint64(1 << 56)
+"""Bits of an entry of /proc/self/pagemap."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
-for _call, _extra in (("madvise", (ctypes.c_int,)), ("mincore", (ctypes.c_void_p,)), ("mlock", ()), ("munlock", ())):
+for _call, _extra in (("madvise", (ctypes.c_int,)), ("mlock", ()), ("munlock", ())):
     getattr(_libc, _call).argtypes = (ctypes.c_void_p, ctypes.c_size_t, *_extra)
     getattr(_libc, _call).restype = ctypes.c_int
 
@@ -50,10 +52,12 @@ def populate(address: int, size_bytes: int) -> None:
 
 
 def resident_bytes(address: int, size_bytes: int) -> int:
-    """Bytes of the range that are in memory, by `mincore(2)`."""
-    is_resident = np.zeros(size_bytes // SYSTEM_PAGE_BYTES, np.uint8)
-    _raise_on_failure(_libc.mincore(address, size_bytes, is_resident.ctypes.data))
-    return int(np.count_nonzero(is_resident & 1)) * SYSTEM_PAGE_BYTES
+    """Bytes of a private range that have memory of their own, by `/proc/self/pagemap`; the shared zero page is none."""
+    with open("/proc/self/pagemap", "rb", buffering=0) as pagemap:
+        pagemap.seek(address // SYSTEM_PAGE_BYTES * 8)
+        entries = np.frombuffer(pagemap.read(size_bytes // SYSTEM_PAGE_BYTES * 8), np.uint64)
+    is_own = (entries & _PRESENT != 0) & (entries & _EXCLUSIVE != 0)
+    return int(np.count_nonzero(is_own)) * SYSTEM_PAGE_BYTES
 
 
 def _populate_by_lock(address: int, size_bytes: int) -> None:

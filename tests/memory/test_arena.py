@@ -32,6 +32,8 @@ def test_starts_on_a_granule_and_holds_zeros(arena: Arena) -> None:
 
 def test_nothing_is_backed_before_it_is_touched(arena: Arena) -> None:
     assert arena.resident_bytes == 0
+    assert arena.array.sum(dtype=np.int64) == 0
+    assert arena.resident_bytes == 0, "reading shows zeros and takes no memory"
     arena.array[0] = 1
     assert 0 < arena.resident_bytes <= GRANULE_BYTES
 

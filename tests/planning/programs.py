@@ -108,14 +108,18 @@ class _Maker:
         return name
 
     def program(self) -> Program:
-        table = self.weight("embed", VOCAB, HIDDEN)
+        table, bias = self.weight("embed", VOCAB, HIDDEN), self.weight("logits_bias", VOCAB)  # no multiple of 64 bytes
         x = residual = self.buffer("residual", HIDDEN)
         self.ops.append(Embed(x, table))
         for layer in range(self.num_layers):
             x = self.layer(layer, x, residual)
         sampled, normed = self.buffer("sampled", HIDDEN, Rows.SAMPLES), self.buffer("normed", HIDDEN, Rows.SAMPLES)
         logits = self.buffer("logits", VOCAB, Rows.SAMPLES)
-        self.ops += [Gather(x, sampled, residual), self.norm("final", sampled, normed), Logits(normed, logits, table)]
+        self.ops += [
+            Gather(x, sampled, residual),
+            self.norm("final", sampled, normed),
+            Logits(normed, logits, table, bias),
+        ]
         self.ops.append(Sample(logits))
         program = Program(
             "tiny", self.buffers, self.weights, tuple(self.ops), self.groups(), HIDDEN, VOCAB, max_positions=512

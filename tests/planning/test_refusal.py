@@ -113,6 +113,12 @@ def test_nothing_is_suggested_when_weights_alone_exceed_the_machine() -> None:
     assert "--device-memory" not in message
 
 
+def test_pages_asked_for_are_part_of_the_budget_suggested() -> None:
+    budget = Budget(MIB, "test", kv_bytes=50 * MIB)
+    (flags,) = (flags for flags in suggestions(refused(budget)) if "device-memory" in flags)
+    assert plan(PROGRAM, *follow(flags, budget, LIMITS), DType.F32, 16, {}).num_pages == 50 * MIB // PAGE_BYTES
+
+
 def test_capped_pages_are_not_cured_by_memory() -> None:
     message = refused(Budget(GIB, "test"), max_num_pages=10)
     assert "with at most 10 pages" in message
