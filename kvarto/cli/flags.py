@@ -55,7 +55,8 @@ def takes(**settings: type[msgspec.Struct]) -> Callable[[_Function], Callable[..
         flags = {name: flag_parameters(settings_class) for name, settings_class in settings.items()}
 
         @functools.wraps(function)
-        def command(**values: Any) -> Any:
+        def command(*positional: Any, **named: Any) -> Any:
+            values = inspect.signature(command).bind(*positional, **named).arguments
             built = {name: _build(settings[name], flags[name], values) for name in settings}
             return function(**built, **values)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Any, Self
@@ -74,7 +74,7 @@ class OpenAIClient:
         async with self._ask("POST", path, body) as response:
             return msgspec.json.decode(await response.read())
 
-    async def stream(self, path: str, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+    async def stream(self, path: str, body: dict[str, Any]) -> AsyncGenerator[dict[str, Any]]:
         """The objects of a stream, until `[DONE]`. An object that carries an error raises it."""
         async with self._ask("POST", path, body) as response:
             async for line in response.content:
