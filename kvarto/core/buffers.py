@@ -63,7 +63,7 @@ class Source:
     """Hugging Face name; readers of other formats give that name and layout (GGUF's permuted q and k come undone)."""
     transform: Transform = Transform.NONE
     rows: tuple[int, int] | None = None
-    """Half-open band of rows of the tensor (after the transform); a 1-D tensor's rows are its elements. None takes all."""
+    """Half-open band of rows of the tensor (after the transform; a vector's rows are its elements); None takes all."""
 
 
 @dataclass(frozen=True, slots=True)

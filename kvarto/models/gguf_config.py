@@ -91,7 +91,7 @@ def config_of(metadata: dict[str, Any], tensors: dict[str, GGUFTensor], factors:
 def _common(keys: MetadataKeys, tensors: dict[str, GGUFTensor], factors: RopeFactors) -> Config:
     """What all families with rotary positions and RMS norms share."""
     hidden, heads = keys.count("embedding_length"), keys.count("attention.head_count")
-    head_dim = keys.count("attention.key_length", keys.count("rope.dimension_count", max(1, hidden // heads)))
+    head_dim = keys.count("attention.key_length", max(1, hidden // heads))
     if keys.count("attention.value_length", head_dim) != head_dim:
         raise UnsupportedModel(f"heads of {head_dim} for k and of another width for v are not built in")
     config: Config = {

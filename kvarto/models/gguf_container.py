@@ -227,6 +227,8 @@ def _place_tensors(
             )
         expected = align_up(offset + size_bytes, alignment)
         tensors[name] = GGUFTensor(name, shape, quant, data_start + offset, size_bytes)
+    if cursor.file.size_bytes > data_start + expected:
+        cursor.refuse(f"{cursor.file.size_bytes - data_start - expected} bytes follow the last tensor")
     return tensors
 
 

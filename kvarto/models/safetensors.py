@@ -167,9 +167,8 @@ def _below_language_model(name: str) -> str | None:
 def _read_header(file: RawFile) -> list[_Entry]:
     if file.size_bytes < 8:
         raise BadFile(f"`{file.path}` has {file.size_bytes} bytes, too few for safetensors; download it again")
-    start = file.read(0, 8)
-    refuse_pickle(file.path, start)
-    header_bytes = int.from_bytes(start, "little")
+    refuse_pickle(file.path, file.read(0, min(9, file.size_bytes)))
+    header_bytes = int.from_bytes(file.read(0, 8), "little")
     if header_bytes > MAX_HEADER_BYTES or 8 + header_bytes > file.size_bytes:
         raise BadFile(
             f"`{file.path}`: the header claims {header_bytes} bytes; the file has {file.size_bytes}, "
@@ -186,7 +185,9 @@ def _read_header(file: RawFile) -> list[_Entry]:
 
 def refuse_pickle(path: Path, start: bytes) -> None:
     """Raise BadFile if a file that begins so is a pickle, or a zip archive as `torch.save` makes them."""
-    if start[:2] == b"PK" or (start[:1] == b"\x80" and start[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05")):
+    # A safetensors header of 640 bytes begins like a pickle too, but its JSON follows at byte 8.
+    is_pickle = start[:1] == b"\x80" and start[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05") and start[8:9] != b"{"
+    if start[:4] == b"PK\x03\x04" or is_pickle:
         raise BadFile(
             f"`{path}` holds pickled Python objects, whatever its name says; they are never read because they "
             "can run code. Save the model with `save_pretrained(folder)`, which writes safetensors"
