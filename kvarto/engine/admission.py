@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 from kvarto.engine.request import Choice
 
 if TYPE_CHECKING:
-    from kvarto.cache.kv_cache import KVCache, Sequence
+    from kvarto.cache.kv_cache import KVCache
+    from kvarto.cache.sequence import Sequence
 
 HORIZON_TOKENS = 64
 """Output tokens ahead that count as claimed: small beside a sequence, yet tens of steps without preemption."""

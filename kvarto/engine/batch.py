@@ -19,7 +19,7 @@ from kvarto.engine.chunk import Chunk
 from kvarto.engine.sampling_table import SamplingTable
 
 if TYPE_CHECKING:
-    from kvarto.cache.kv_cache import Sequence
+    from kvarto.cache.sequence import Sequence
 
 
 class BatchBuilder:

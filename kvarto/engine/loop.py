@@ -81,11 +81,12 @@ class EngineLoop:
         limits: ModelLimits,
         *,
         read_stats: Callable[[], Stats],
+        uses_priority: bool = True,
         abort_if: Callable[[list[Chunk]], None] | None = None,
         seed: int | None = None,
     ) -> None:
-        """`read_stats` gives the gauges of pool and ledger; `abort_if` sees each step's chunks before it runs, for
-        fault injection; `seed` seeds the seeds of requests that bring none.
+        """`read_stats` gives the gauges of pool and ledger; without `uses_priority` all requests are equal; `abort_if`
+        sees each step's chunks before it runs, for fault injection; `seed` seeds the seeds of requests without one.
         """
         self._parts = parts
         self._scheduler = parts.scheduler
@@ -93,6 +94,7 @@ class EngineLoop:
         self._clock = clock
         self._limits = limits
         self._read_stats = read_stats
+        self._uses_priority = uses_priority
         self._abort_if = abort_if
         self._random = random.Random(seed) if seed is not None else random.SystemRandom()
         self._deadlines = Deadlines()
@@ -168,6 +170,7 @@ class EngineLoop:
         max_tokens = resolve_max_tokens(message.sampling, len(message.prompt_token_ids), self._limits)
         request = make_request(
             message,
+            priority=message.priority if self._uses_priority else 0,
             arrival=self._arrivals,
             max_tokens=max_tokens,
             vocab_size=self._limits.vocab_size,

@@ -22,7 +22,7 @@ from kvarto.engine.messages import AddRequest, TokenLogprobs
 from kvarto.engine.penalties import SeenTokens, seen_tokens
 
 if TYPE_CHECKING:
-    from kvarto.cache.kv_cache import Sequence
+    from kvarto.cache.sequence import Sequence
 
 Order = tuple[int, int, int]
 """(priority, arrival, choice): lower goes first."""
@@ -110,6 +110,11 @@ class Choice:
         """One token is missing, and it is one that was drawn."""
         return self.num_tokens - self.num_computed_tokens == 1 and self.num_tokens > self.request.num_prompt_tokens
 
+    @property
+    def known_tokens(self) -> list[int]:
+        """Prompt and output."""
+        return [*self.request.prompt.tolist(), *self.output]
+
     def tokens(self, start: int, stop: int) -> Int32:
         """Prompt and output at positions `[start, stop)`."""
         num_prompt = len(self.request.prompt)
@@ -131,7 +136,9 @@ class Choice:
             self.seen.add(token_id)
 
 
-def make_request(message: AddRequest, *, arrival: int, max_tokens: int, vocab_size: int, now: float) -> Request:
+def make_request(
+    message: AddRequest, *, priority: int, arrival: int, max_tokens: int, vocab_size: int, now: float
+) -> Request:
     """A request and its choices, all held. The message is valid; `arrival` numbers requests."""
     sampling = message.sampling
     own_ends = {token for token in message.eos_token_ids if 0 <= token < vocab_size}
@@ -154,7 +161,7 @@ def make_request(message: AddRequest, *, arrival: int, max_tokens: int, vocab_si
         begun = sorted((choice.index, choice.token_ids) for choice in message.resumed)
     for index, token_ids in begun:
         num_tokens = request.num_prompt_tokens + len(token_ids)
-        order = (message.priority, arrival, index)
+        order = (priority, arrival, index)
         request.choices.append(Choice(request, index, order, list(token_ids), num_tokens))
     request.num_unfinished = len(request.choices)
     if sampling.prompt_logprobs is not None and len(begun) == sampling.n and not any(ids for _, ids in begun):

@@ -23,7 +23,8 @@ from kvarto.engine.request import Choice, Request, Status
 from kvarto.engine.waiting import WaitingQueue
 
 if TYPE_CHECKING:
-    from kvarto.cache.kv_cache import KVCache, Sequence
+    from kvarto.cache.kv_cache import KVCache
+    from kvarto.cache.sequence import Sequence
 
 MAX_MISSES = 16
 """Tries of a choice that has the pool to itself and still finds no page, before it ends with an error."""
@@ -73,7 +74,8 @@ class Scheduler:
 
     def add(self, request: Request) -> None:
         """Queue a request. Raises Overloaded, and ContextLengthExceeded for what the pool can never hold."""
-        num_tokens, most = request.num_prompt_tokens + request.max_tokens, self._cache.max_tokens(self._limits.max_tokens)
+        num_tokens = request.num_prompt_tokens + request.max_tokens
+        most = self._cache.max_tokens(self._limits.max_tokens)
         if num_tokens > most:
             raise ContextLengthExceeded(
                 f"{request.num_prompt_tokens} prompt tokens and `max_tokens` {request.max_tokens} make {num_tokens}; "
@@ -237,7 +239,7 @@ class Scheduler:
         request = choice.request
         use_prefix = not choice.distrusts_cache and request.collector is not choice
         try:
-            return self._cache.open(choice.tokens(0, choice.num_tokens), salt=request.salt, use_prefix=use_prefix)
+            return self._cache.open(choice.known_tokens, salt=request.salt, use_prefix=use_prefix)
         except OutOfPages:
             if not self._running:
                 self._count_miss(choice)
@@ -311,7 +313,8 @@ class Scheduler:
         """The chunk was computed: its tokens have their KV in pages. Tokens that it drew come through `draw`."""
         choice = chunk.choice
         choice.num_failures = 0
-        self._cache.commit(_sequence(choice), choice.tokens(chunk.start, chunk.stop))
+        token_ids = choice.output[-1:] if choice.is_decoding else choice.tokens(chunk.start, chunk.stop).tolist()
+        self._cache.commit(_sequence(choice), token_ids)
         choice.num_computed_tokens = chunk.stop
 
     def start_fork(self, leader: Choice, fork: Choice) -> None:

@@ -101,7 +101,7 @@ def top_id(context: int, rank: int) -> int:
 
 
 class HashBackend:
-    """Pages, and the part of `Backend` that an engine loop uses. `before_run` may raise, after some rows are spoiled."""
+    """Pages, and the part of `Backend` that a loop uses. `before_run` may raise, and some rows are spoiled then."""
 
     def __init__(
         self, num_pages: int, page_size: int, groups: tuple[LayerGroup, ...], before_run: Callable[[Step], None]

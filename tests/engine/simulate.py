@@ -1,4 +1,4 @@
-"""`python -m tests.engine.simulate --requests 10000 --seed 1`: episodes of the whole-engine simulation, with figures."""
+"""`python -m tests.engine.simulate --requests 10000 --seed 1`: the whole-engine simulation, with figures."""
 
 from __future__ import annotations
 

@@ -363,7 +363,8 @@ class Episode:
         rng = self.rng
         open_records = [record for record in self.records.values() if record.is_open]
         # Mostly a queue that is full enough to press, now and then a burst beyond its limit.
-        rate = 0.3 if len(open_records) < 16 or self._quiet_rounds == 0 and rng.random() < 0.05 else 0.0
+        is_burst = rng.random() < 0.002
+        rate = 0.9 if is_burst else 0.3 if len(open_records) < 16 else 0.0
         while self._num_left and rng.random() < rate:
             self._submit()
         if open_records and rng.random() < self.faults.cancel:
