@@ -34,18 +34,18 @@ def resolve_budget(
     elif device_memory is not None:
         device_bytes, source = _positive("--device-memory", device_memory)
     elif kv_cache_memory_bytes is not None:
-        device_bytes, source = limits.free_bytes, "what is free"
+        device_bytes, source = limits.arena_bytes, "what is free"
     else:
         device_bytes, source = _default(default_bytes, limits)
     return _with_kv(device_bytes, source, kv_cache_memory_bytes, limits)
 
 
 def _with_kv(device_bytes: int, source: str, kv_bytes: int | None, limits: ProcessLimits) -> Budget:
-    if device_bytes > limits.free_bytes:
+    if device_bytes > limits.arena_bytes:
         raise UsageError(
             f"{source} asks for {format_bytes(device_bytes)}; of the {format_bytes(limits.usable_bytes)} that this "
-            f"process may use ({_where(limits)}) {format_bytes(limits.free_bytes)} are free: free some, or give "
-            f"at most `--device-memory {limits.free_bytes}`"
+            f"process may use ({_where(limits)}) {format_bytes(limits.free_bytes)} are free, and some of that is for "
+            f"the process itself: free some, or give at most `--device-memory {limits.arena_bytes}`"
         )
     if kv_bytes is None:
         return Budget(device_bytes, source)

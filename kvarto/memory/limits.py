@@ -6,8 +6,11 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvarto.core.units import KIB
+from kvarto.core.units import KIB, MIB
 from kvarto.memory.cgroup import cpu_quota, memory_levels
+
+PROCESS_RESERVE_BYTES = 256 * MIB
+"""Left beside an arena for libraries, threads and bookkeeping; on a small machine an eighth of what is free."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +37,11 @@ class ProcessLimits:
     def free_bytes(self) -> int:
         """What can be allocated now."""
         return _smaller(self.available_bytes, self.cgroup_free_bytes)
+
+    @property
+    def arena_bytes(self) -> int:
+        """What an arena may take now: the process itself still grows, and a full machine kills."""
+        return self.free_bytes - min(PROCESS_RESERVE_BYTES, self.free_bytes // 8)
 
 
 def read_limits(root: Path = Path("/"), *, num_affine_cpus: int | None = None) -> ProcessLimits:

@@ -41,7 +41,7 @@ def test_a_share_is_of_the_smaller_of_group_and_machine() -> None:
 
 def test_pages_alone_may_take_what_is_free() -> None:
     budget = resolve_budget(IN_GROUP, 1, kv_cache_memory_bytes=2 * GIB)
-    assert (budget.device_bytes, budget.kv_bytes) == (7 * GIB, 2 * GIB)
+    assert (budget.device_bytes, budget.kv_bytes) == (7 * GIB - 256 * MIB, 2 * GIB)
 
 
 def test_pages_within_a_ceiling() -> None:
@@ -72,11 +72,19 @@ def test_more_pages_than_device_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "flags", [{"device_memory": 7 * GIB + 1}, {"gpu_memory_utilization": 0.99}, {"device_memory": 100 * GIB}]
+    "flags",
+    [{"device_memory": 7 * GIB - 256 * MIB + 1}, {"gpu_memory_utilization": 0.99}, {"device_memory": 100 * GIB}],
 )
 def test_more_than_is_free_is_refused_with_what_would_work(flags: dict[str, int]) -> None:
     with pytest.raises(UsageError) as refused:
         resolve_budget(IN_GROUP, 1, **flags)
     suggested = re.search(r"`--device-memory (\d+)`$", str(refused.value))
     assert suggested is not None
-    assert resolve_budget(IN_GROUP, 1, device_memory=int(suggested[1])).device_bytes == 7 * GIB
+    assert resolve_budget(IN_GROUP, 1, device_memory=int(suggested[1])).device_bytes == 7 * GIB - 256 * MIB
+
+
+def test_a_small_machine_keeps_an_eighth_for_the_process() -> None:
+    small = replace(LIMITS, available_bytes=800 * MIB)
+    assert resolve_budget(small, 1, device_memory=700 * MIB).device_bytes == 700 * MIB
+    with pytest.raises(UsageError, match="for the process itself"):
+        resolve_budget(small, 1, device_memory=700 * MIB + 1)
