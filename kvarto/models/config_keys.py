@@ -8,7 +8,6 @@ listed, so that a person can see it.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,6 +15,8 @@ from kvarto.core.errors import BadFile, UnsupportedModel
 
 MAX_SIZE = 1 << 24
 """Upper bound on any width, head count or position count: far above real models, far below an overflow."""
+SMALLEST, LARGEST = 1e-30, 1e15
+"""Bounds on any number: wide, and such that products of a few stay finite in float32 and float64."""
 
 IRRELEVANT = frozenset({
     "_name_or_path", "_sliding_window_pattern", "architectures", "attention_dropout", "attn_pdrop", "auto_map",
@@ -93,18 +94,18 @@ class ConfigKeys:
         """An integer of at least 1, or None where absent or null."""
         return self.integer(key, maximum=maximum) if self.has(key) else None
 
-    def number(self, key: str, default: float | None = None, *, above: float = 0.0) -> float:
-        """A finite number greater than `above`; `default` where absent or null."""
+    def number(self, key: str, default: float | None = None, *, minimum: float = SMALLEST) -> float:
+        """A number from `minimum` to LARGEST; `default` where absent or null."""
         value = self.get(key)
         value = default if value is None else value
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not is_number or not math.isfinite(value) or value <= above:
-            raise self._bad(key, f"a number greater than {above:g}")
+        # NaN fails both comparisons.
+        if not isinstance(value, int | float) or isinstance(value, bool) or not minimum <= value <= LARGEST:
+            raise self._bad(key, f"a number from {minimum:g} to {LARGEST:g}")
         return float(value)
 
-    def optional_number(self, key: str, *, above: float = 0.0) -> float | None:
-        """A finite number greater than `above`, or None where absent or null."""
-        return self.number(key, above=above) if self.has(key) else None
+    def optional_number(self, key: str, *, minimum: float = SMALLEST) -> float | None:
+        """A number from `minimum` to LARGEST, or None where absent or null."""
+        return self.number(key, minimum=minimum) if self.has(key) else None
 
     def flag(self, key: str, default: bool) -> bool:
         """True or false; `default` where absent or null."""

@@ -20,6 +20,7 @@ from kvarto.models.tensor_names import TensorNames
 MAX_LAYERS = 1024
 """A lying file must not make us build a program without end."""
 MAX_EXPERTS = 4096
+MAX_HEAD_DIM = 1 << 14
 
 ACTIVATIONS = {
     "silu": Activation.SILU,
@@ -95,6 +96,8 @@ def _heads(keys: ConfigKeys, hidden_size: int, defaults: Defaults) -> HeadShape:
                 f"`num_attention_heads`, {num_qo_heads}"
             )
         head_dim = hidden_size // num_qo_heads
+    if head_dim > MAX_HEAD_DIM:
+        raise BadFile(f"config.json: heads of {head_dim} dims; at most {MAX_HEAD_DIM} make sense")
     return HeadShape(num_qo_heads, num_kv_heads, head_dim)
 
 

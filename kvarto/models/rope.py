@@ -13,15 +13,16 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from kvarto.core.errors import BadFile
 from kvarto.models.config_keys import ConfigKeys
 
 Float32 = NDArray[np.float32]
 
+SMALLEST_THETA = 1.01
+"""Bases are 10,000 and more; at 1 nothing would rotate slower than anything else."""
 BUILT_IN = "`default`, `linear`, `llama3`, `yarn`"
-IRRELEVANT = frozenset({"finetuned", "type", "rope_type"})
-"""Beside settings that other kinds of scaling read."""
-HISTORY = frozenset({"original_max_position_embeddings"})
-"""Says how a model came to be; `default` and `linear` do not use it."""
+IRRELEVANT = frozenset({"finetuned", "original_max_position_embeddings", "type"})
+"""Where a kind of scaling does not read them: they say how a model came to be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,24 +74,30 @@ def read_layer_type_ropes(keys: ConfigKeys, full: RopeDefaults, sliding: RopeDef
 
 
 def rope_of_level(keys: ConfigKeys, level: ConfigKeys, defaults: RopeDefaults, *, theta_key: str) -> Rope:
-    """The rotation that one object of settings describes; `theta_key` of the top level stands in for its theta."""
-    theta = level.number("rope_theta", keys.number(theta_key, defaults.theta, above=1.0), above=1.0)
-    dim = _rotary_dim(keys, level, defaults)
+    """Read one object of settings; `theta_key` of the top level stands in for its theta."""
+    theta_elsewhere = keys.number(theta_key, defaults.theta, minimum=SMALLEST_THETA)
+    theta = level.number("rope_theta", theta_elsewhere, minimum=SMALLEST_THETA)
+    with np.errstate(all="ignore"):
+        rope = _scaled(keys, level, defaults, theta, _rotary_dim(keys, level, defaults))
+    if not np.isfinite(rope.inv_freq).all():
+        raise BadFile("config.json: the rotation's settings give frequencies beyond float32; check its factors")
+    return rope
+
+
+def _scaled(keys: ConfigKeys, level: ConfigKeys, defaults: RopeDefaults, theta: float, dim: int) -> Rope:
     kind = level.text("rope_type", level.text("type", "default"))
     frequencies = np.float32(1.0) / _powers(dim, theta)
-    ignored = IRRELEVANT
-    rope = Rope(_floats(frequencies))
-    if kind == "linear":
+    if kind == "default":
+        rope = Rope(_floats(frequencies))
+    elif kind == "linear":
         rope = Rope(_floats(frequencies / np.float32(level.number("factor"))))
     elif kind == "llama3":
         rope = Rope(_floats(_llama3(level, frequencies, _original_positions(keys, level, defaults))))
     elif kind == "yarn":
         rope = _yarn(level, theta, dim, _original_positions(keys, level, defaults), defaults.max_positions)
-    elif kind != "default":
+    else:
         raise level.unsupported("rope_type" if level.has("rope_type") else "type", BUILT_IN)
-    if kind in ("default", "linear"):
-        ignored |= HISTORY
-    level.refuse_unread(irrelevant=ignored)
+    level.refuse_unread(irrelevant=IRRELEVANT)
     return rope
 
 
@@ -169,7 +176,7 @@ def _yarn_attention_factor(level: ConfigKeys, factor: float) -> float:
 
     explicit = level.optional_number("attention_factor")
     # Zero is a value that files carry; it counts as absent.
-    mscale, mscale_all_dim = (level.optional_number(key, above=-1.0) for key in ("mscale", "mscale_all_dim"))
+    mscale, mscale_all_dim = (level.optional_number(key, minimum=0.0) for key in ("mscale", "mscale_all_dim"))
     if explicit is not None:
         return explicit
     if mscale and mscale_all_dim:

@@ -264,7 +264,7 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(data=st.data())
 def test_any_json_resolves_or_raises_our_own_errors(data: st.DataObject) -> None:
     config = copy.deepcopy(PUBLISHED[data.draw(st.sampled_from(sorted(PUBLISHED)))])
@@ -272,3 +272,25 @@ def test_any_json_resolves_or_raises_our_own_errors(data: st.DataObject) -> None
         config[key] = data.draw(JSON)
     with contextlib.suppress(BadFile, UnsupportedModel):
         parse_config(config)
+
+
+NUMBERS = st.floats() | st.sampled_from([0, 1, -1, 2, 1e-320, 1e308, 10**400, None, True, "4"]) | st.floats(0.01, 100.0)
+ROPE_KEYS = (
+    "rope_theta", "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings",
+    "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate",
+)  # fmt: skip
+ROPE_SETTINGS = st.fixed_dictionaries(
+    {"rope_type": st.sampled_from(["default", "linear", "llama3", "yarn"])}, optional=dict.fromkeys(ROPE_KEYS, NUMBERS)
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(rope_settings=ROPE_SETTINGS, fraction=NUMBERS)
+def test_any_rotation_is_finite_or_refused(rope_settings: Config, fraction: object) -> None:
+    with contextlib.suppress(BadFile, UnsupportedModel):
+        for layer in parse_config(LLAMA2 | {"rope_scaling": rope_settings}).layers:
+            assert layer.rope is not None
+            assert all(math.isfinite(value) for value in layer.rope.inv_freq)
+            assert math.isfinite(layer.rope.attention_factor)
+    with contextlib.suppress(BadFile, UnsupportedModel):
+        parse_config(PHI3 | {"partial_rotary_factor": fraction})

@@ -108,6 +108,10 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 def test_logits_equal_those_of_transformers(model: Model) -> None:
     assert np.concatenate(model.expected).std() >= 3.0
+    longest = max(PROMPT_LENGTHS)
+    assert all(layer.window is None or longest > 4 * layer.window for layer in parse_config(model.files.config).layers)
+    rope = model.files.config.get("rope_parameters", {})
+    assert longest > 2 * rope.get("original_max_position_embeddings", 0)
     for page_size, max_tokens, seed in ((8, 40, 1), (16, 96, 2)):
         paged = model.open(page_size=page_size, max_tokens=max_tokens)
         for ours, expected in zip(paged.logits(model.prompts, seed), model.expected, strict=True):
