@@ -7,8 +7,11 @@ from kvarto.core.units import ceil_div
 
 POOL_BYTES_PER_PAGE = 17
 """Two counts, owner and free stack (int32), and a bit that takes a byte; see `kvarto.memory.page_pool`."""
-CACHE_BYTES_PER_PAGE = 640
-"""Prefix cache and arbiter per cached page: a 32-byte digest, its dictionary entries, and the record they lead to."""
+CACHE_BYTES_PER_PAGE = 720
+"""Prefix cache and arbiter, per cached page: digests, index entries, the unit to evict. Measured: 640 and allocator's
+slack."""
+CACHE_BYTES_PER_TOKEN = 12
+"""Token ids and match-unit digests of a cached page, per token. Measured: 11 to 12."""
 STEP_BYTES_PER_TOKEN = 4 + 4
 """Token id and position, int32; the slot of each group comes on top."""
 SLOT_BYTES = 8
@@ -33,5 +36,5 @@ def step_bytes(num_groups: int, limits: StepLimits) -> int:
 
 def host_bytes(num_groups: int, num_pages: int, limits: StepLimits, page_size: int) -> int:
     """All bookkeeping outside the arena: page tables, step arrays, pool arrays and prefix-cache records."""
-    per_page = POOL_BYTES_PER_PAGE + CACHE_BYTES_PER_PAGE
+    per_page = POOL_BYTES_PER_PAGE + CACHE_BYTES_PER_PAGE + CACHE_BYTES_PER_TOKEN * page_size
     return page_table_bytes(num_groups, limits, page_size) + step_bytes(num_groups, limits) + num_pages * per_page

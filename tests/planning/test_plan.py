@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import tracemalloc
 from dataclasses import replace
 from itertools import pairwise
 
@@ -9,15 +11,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvarto.cache.kv_cache import KVCache
 from kvarto.core.buffers import StepLimits
+from kvarto.core.clock import VirtualClock
 from kvarto.core.dtype import DType
 from kvarto.core.errors import BudgetTooSmall
+from kvarto.core.kv_format import KVFormat, LayerGroup
 from kvarto.core.layout import Budget, Layout
 from kvarto.core.program import Program
 from kvarto.core.units import GIB, MIB, ceil_div
+from kvarto.memory.arbiter import Arbiter
+from kvarto.memory.executors import VirtualExecutor
 from kvarto.memory.page_pool import PagePool
+from kvarto.memory.transfers import Transfers
 from kvarto.planning.fixed import plan_fixed
-from kvarto.planning.host_bytes import POOL_BYTES_PER_PAGE, host_bytes
+from kvarto.planning.host_bytes import CACHE_BYTES_PER_PAGE, CACHE_BYTES_PER_TOKEN, POOL_BYTES_PER_PAGE, host_bytes
 from kvarto.planning.page_count import pages_for_sequence
 from kvarto.planning.plan import default_device_bytes, plan
 from tests.planning.programs import FAMILIES, LIMITS, family, tiny
@@ -191,3 +199,37 @@ def test_bookkeeping_counts_page_tables() -> None:
     long = replace(LIMITS, max_context=LIMITS.max_context * 2)
     more_bytes = host_bytes(2, 100, long, 16) - host_bytes(2, 100, LIMITS, 16)
     assert more_bytes == 2 * (2 * LIMITS.max_seqs * ceil_div(LIMITS.max_context, 16) * 4)
+
+
+@pytest.mark.parametrize(("page_size", "num_pages"), [(8, 2048), (16, 1536), (64, 640), (256, 200)])
+def test_bookkeeping_bounds_what_a_full_prefix_cache_takes(page_size: int, num_pages: int) -> None:
+    groups = (LayerGroup((0,), 1, 1, 16, None),)
+    clock = VirtualClock()
+    transfers = Transfers(lambda source, target: None, clock, executor=VirtualExecutor(clock, lambda: 0.0))
+    pool = PagePool(num_pages)
+    cache = KVCache(
+        pool=pool,
+        arbiter=Arbiter(pool),
+        transfers=transfers,
+        groups=groups,
+        kv_format=KVFormat(DType.F32, page_size, 1, 1, 16),
+        identity=b"test",
+        key=b"k" * 32,
+        enable_prefix_caching=True,
+        recompute_cost_s=lambda first_token, num_tokens: 1e-3,
+    )
+    tracemalloc.start()
+    try:
+        for number in range(num_pages * page_size // 2048):
+            token_ids = list(range(number * 2048, (number + 1) * 2048))
+            sequence = cache.open(token_ids, salt=None)
+            cache.grow(sequence, 2048)
+            cache.commit(sequence, token_ids)
+            cache.close(sequence)
+        del sequence, token_ids
+        gc.collect()
+        taken_bytes = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert pool.num_evictable > 0.9 * num_pages
+    assert taken_bytes <= pool.num_evictable * (CACHE_BYTES_PER_PAGE + CACHE_BYTES_PER_TOKEN * page_size)
