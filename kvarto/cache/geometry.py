@@ -47,7 +47,7 @@ class Geometry:
         self.units_per_entry = self.entry_tokens // MATCH_UNIT
         self.parts = self._make_parts()
         self.full_part = next((part for part in self.parts if part.window is None), None)
-        """None for models whose every layer has a window."""
+        """The first one; None for models whose every layer has a window."""
         self.windowed_parts = tuple(part for part in self.parts if part.window is not None)
 
     def _make_parts(self) -> tuple[Part, ...]:
@@ -55,7 +55,7 @@ class Geometry:
         for group, layers in enumerate(self.groups):
             by_window.setdefault(layers.window, []).append(group)
         parts: list[Part] = []
-        for window, groups in by_window.items():
+        for window, groups in sorted(by_window.items(), key=lambda item: item[0] or 0):
             num_pages = self.pages_per_entry if window is None else 1
             for first in range(0, self.pages_per_entry, num_pages):
                 end_token = (first + num_pages) * self.page_size

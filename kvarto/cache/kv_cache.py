@@ -249,8 +249,8 @@ class KVCache:
                 first = self._geometry.num_entries_behind(part, len(entries) * self._geometry.entry_tokens)
                 sequence.num_behind[part.index] = first
             units = [unit for entry in entries[first:] if (unit := entry.units[part.index]) is not None]
-            pages = np.array([unit.pages for unit in units], dtype=np.int32).reshape(len(units), -1)
             cells = [(group, page) for group in part.groups for page in range(part.num_pages)]
+            pages = np.array([unit.pages for unit in units], dtype=np.int32).reshape(len(units), len(cells))
             for column, (group, page) in enumerate(cells):
                 sequence.table[group, first * stride + part.first_page + page : end : stride] = pages[:, column]
             if part.window is not None:
@@ -387,7 +387,7 @@ class KVCache:
         assert full is not None
         last = [] if sequence.growing is None else [sequence.growing]
         for index, entry in enumerate(sequence.entries + last):
-            unit = entry.units[full.index]
+            unit = entry.units[0]
             pages = sequence.table[list(full.groups), index * stride : (index + 1) * stride].ravel()
             assert unit is not None, "an attached sequence stands on an entry without pages"
             assert unit.pages == tuple(pages.tolist()), "an attached sequence stands on pages that are not its own"

@@ -7,15 +7,16 @@ Entries form a tree below one root for each (identity, adapter, salt). An entry 
                   └─── [64..127]                      by comparing tokens; tokens are compared on every hit anyway
 
 The pages of an entry are cached as *units*, one for each part of the geometry, and the arbiter may take them:
-- the unit of the full-attention groups depends on the one of its parent entry, so chains go from their ends;
-  the rest of the entry goes with it, since nothing behind a hole can match;
-- the unit of a window goes alone, which makes fewer lengths match. An entry without pages stays while it has children,
-  because the tokens of its place must still be compared.
+- the unit of the full-attention groups depends on the one of its parent entry, so chains go from their ends, where
+  nothing behind a hole could match;
+- the unit of a window depends on the full-attention one of its own entry, which is worth more. Without it fewer lengths
+  match. Where all layers have windows, an entry stays without pages while it has children, because the tokens of its
+  place must still be compared.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 
@@ -39,8 +40,7 @@ class EntryUnit(Unit):
     __slots__ = ("entry", "part")
 
     def __init__(self, owner: OwnerId, pages: tuple[int, ...], cost_s: float, entry: Entry, part: Part) -> None:
-        base = entry.parent.units[part.index] if part.window is None and entry.parent is not None else None
-        super().__init__(owner, pages, cost_s, base)
+        super().__init__(owner, pages, cost_s, _base(entry, part))
         self.entry = entry
         self.part = part
 
@@ -63,6 +63,14 @@ class Entry:
         """Oldest first."""
         self.num_sequences = 0
         """Live sequences whose last whole entry this is."""
+
+
+def _base(entry: Entry, part: Part) -> Unit | None:
+    """The unit without which that of `part` is worth nothing: index 0 is the full-attention part, if there is one."""
+    if part.window is not None:
+        full = entry.units[0]
+        return full if full is not None and full.part.window is None else None
+    return entry.parent.units[0] if entry.parent is not None else None
 
 
 @dataclass(slots=True)
@@ -160,26 +168,18 @@ class PrefixIndex:
 
     def remove(self, entry: Entry) -> None:
         """Drop an entry that its only sequence has no use for; its pages stay with the sequence."""
-        for unit in entry.units:
+        for unit in reversed(entry.units):
             if unit is not None:
                 self._pool.uncache(np.array(unit.pages, dtype=np.int32))
+                self._lose(unit)
                 self._arbiter.forget(unit)
         self._unlink(entry)
 
-    def evict(self, unit: Unit) -> Iterable[int]:
-        """Forget a unit that the arbiter takes; returns the entry's other pages when they are worthless without it."""
-        assert isinstance(unit, EntryUnit)
-        entry = unit.entry
-        entry.units[unit.part.index] = None
-        others: list[int] = []
-        if unit.part.window is None:
-            for index, other in enumerate(entry.units):
-                if other is not None:
-                    others.extend(other.pages)
-                    entry.units[index] = None
-                    self._arbiter.forget(other)
-        self._prune(entry)
-        return others
+    def evict(self, unit: Unit) -> None:
+        """Forget a unit that the arbiter takes."""
+        assert isinstance(unit, EntryUnit), "the arbiter took another owner's unit"
+        self._lose(unit)
+        self._prune(unit.entry)
 
     def entries(self) -> Iterator[Entry]:
         """All entries but the roots, parents first."""
@@ -208,7 +208,7 @@ class PrefixIndex:
         assert len(entry.tokens) // TOKEN_BYTES // MATCH_UNIT == len(entry.digests), "digests do not cover the tokens"
         assert entry.children or entry.num_sequences or any(entry.units), "an entry without any use is kept"
         if self._geometry.full_part is not None:
-            assert entry.units[self._geometry.full_part.index], "an entry has no full-attention pages"
+            assert entry.units[0] is not None, "an entry has no full-attention pages"
         assert entry.digests == unit_digests(parent.digests[-1], entry.tokens), "digests do not chain"
         for unit in entry.units:
             if unit is not None:
@@ -222,9 +222,10 @@ class PrefixIndex:
             return
         assert unit.is_offered or unit.num_dependents, f"unit {unit.pages} can never be evicted"
         if unit.part.window is None:
-            below = [child.units[unit.part.index] for child in unit.entry.children]
-            assert len(below) == unit.num_dependents, f"unit {unit.pages} counts its dependents wrong"
-            held_below = [c.pages for c in below if c is not None and self._pool.is_held(c.pages[0])]
+            below = [child.units[0] for child in unit.entry.children] + unit.entry.units[1:]
+            units_below = [each for each in below if each is not None]
+            assert len(units_below) == unit.num_dependents, f"unit {unit.pages} counts its dependents wrong"
+            held_below = [each.pages for each in units_below if self._pool.is_held(each.pages[0])]
             assert not held_below, f"unit {unit.pages} is evictable, and {held_below} below it are held"
 
     def _walk(self, root: Entry, tokens: bytes) -> tuple[list[Entry], list[bytes]]:
@@ -281,6 +282,11 @@ class PrefixIndex:
                 yield entry
                 break
         yield from islice(reversed(parent.children), _MAX_SIBLINGS) if rest else ()
+
+    def _lose(self, unit: EntryUnit) -> None:
+        unit.entry.units[unit.part.index] = None
+        if unit.depends_on is not None and unit.part.window is not None:
+            unit.frequency = 0  # the uses of a window are counted in the full-attention unit as well
 
     def _add_unit(self, entry: Entry, part: Part, pages: tuple[int, ...]) -> None:
         first_token = (entry.depth - 1) * self._geometry.entry_tokens

@@ -9,7 +9,7 @@ that nobody else uses. If only windowed layers exist there is no chain of pages,
 
 from __future__ import annotations
 
-from kvarto.cache.digests import MATCH_UNIT, TOKEN_BYTES, unit_digests
+from kvarto.cache.digests import MATCH_UNIT, UNIT_BYTES, unit_digests
 from kvarto.cache.geometry import Geometry
 from kvarto.cache.prefix_index import Entry, EntryUnit, PrefixIndex
 from kvarto.cache.sequence import Sequence
@@ -84,7 +84,7 @@ class PrefixWriter:
             self._index.extend(sequence.growing, tokens, digest)
             return sequence.growing
         first = len(sequence.entries) * self._geometry.units_per_entry
-        digests = sequence.digests[first : first + len(tokens) // TOKEN_BYTES // MATCH_UNIT]
+        digests = sequence.digests[first : first + len(tokens) // UNIT_BYTES]
         return self._index.add(last_entry(sequence), tokens, digests, self._entry_pages(sequence))
 
     def _join(self, sequence: Sequence, known: Entry, is_closing: bool) -> bool:
@@ -121,15 +121,13 @@ class PrefixWriter:
     def _digest(self, sequence: Sequence, tokens: bytes) -> bytes:
         """Digest of the unit that ends `tokens`."""
         unit = sequence.num_published_units
-        last = tokens[-MATCH_UNIT * TOKEN_BYTES :]
-        if unit < len(sequence.digests):
-            first = unit * MATCH_UNIT * TOKEN_BYTES
-            expected = sequence.prompt[first : first + len(last)]
-            assert last == expected, "the committed tokens are not those that the sequence was opened with"
-        else:
-            assert sequence.root is not None
+        last = tokens[-UNIT_BYTES:]
+        if unit == len(sequence.digests):
+            assert sequence.root is not None, "a sequence without a chain was published"
             parent = sequence.digests[-1] if sequence.digests else sequence.root.digests[0]
             sequence.digests += unit_digests(parent, last)
+        foreseen = sequence.prompt[unit * UNIT_BYTES : (unit + 1) * UNIT_BYTES]
+        assert foreseen == last[: len(foreseen)], "committed tokens differ from those that the sequence was opened with"
         return sequence.digests[unit]
 
     def _count_use(self, sequence: Sequence, entry: Entry) -> None:
@@ -143,8 +141,7 @@ class PrefixWriter:
         sequence.use = unit
 
     def _chain_unit(self, entry: Entry) -> EntryUnit | None:
-        full = self._geometry.full_part
-        return entry.units[full.index] if full is not None else None
+        return entry.units[0] if self._geometry.full_part is not None else None
 
 
 def last_entry(sequence: Sequence) -> Entry:

@@ -15,7 +15,6 @@ come up. So using a unit costs nothing here; only letting go of it does (`offer`
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from heapq import heapify, heappop, heappush
 from itertools import count
 from typing import Protocol
@@ -70,8 +69,8 @@ class Unit:
 class Evictor(Protocol):
     """What an owner of units does for the arbiter."""
 
-    def evict(self, unit: Unit) -> Iterable[int]:
-        """Forget the unit, which is being taken. Returns further cached pages that are worth nothing without it."""
+    def evict(self, unit: Unit) -> None:
+        """Forget the unit, which is being taken; the arbiter uncaches its pages."""
         ...
 
 
@@ -116,7 +115,10 @@ class Arbiter:
             self._push(base)
 
     def num_available(self, owner: OwnerId) -> int:
-        """Pages that `owner` can have now: free ones, and those that `reclaim` would free for it."""
+        """Pages that `owner` can have now: free ones, and those that `reclaim` would free for it.
+
+        Where the floor of another owner is near, it may be a few less: units leave whole.
+        """
         available = self._pool.num_free + self._pool.num_evictable
         for other, floor_pages in self._floor_pages.items():
             if floor_pages and other != owner:
@@ -155,7 +157,7 @@ class Arbiter:
                 continue
             self.age = max(self.age, unit.priority)
             mine.extend(unit.pages)
-            mine.extend(self._evictors[unit.owner].evict(unit))
+            self._evictors[unit.owner].evict(unit)
             self.forget(unit)
             num_taken += len(unit.pages)
         for unit in deferred:
