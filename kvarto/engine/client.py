@@ -30,6 +30,7 @@ from kvarto.engine.config import EngineConfig
 from kvarto.engine.detokenizer import TokenBytes
 from kvarto.engine.generation import Generation
 from kvarto.engine.messages import (
+    AddRequest,
     Cancel,
     LoadFailed,
     Phase,
@@ -48,6 +49,8 @@ logger = logging.getLogger("kvarto.engine")
 
 MAX_FAILED_STARTS = 6
 """Starts in a row that may fail before the client gives up on engines."""
+MAX_OUTPUTS = 4096
+"""Prompts times choices of one submission."""
 _RATE_WINDOW = 64
 """Ended requests from which the pace is taken."""
 
@@ -183,33 +186,50 @@ class EngineClient:
     ) -> Generation:
         """Queue prompts, all or none, each with `sampling.n` choices. Raises RequestError before anything is queued."""
         self._check_admission(len(prompts), priority)
-        requests: list[OpenRequest] = []
-        generation = Generation(len(prompts) * sampling.n, lambda: self._cancel(requests))
         if sampling.seed is None:
             sampling = msgspec.structs.replace(sampling, seed=self._seeds.getrandbits(63))
-        now_s = time.monotonic()
-        for index, prompt in enumerate(prompts):
-            max_tokens = resolve_max_tokens(sampling, len(prompt), self.limits)
-            own = msgspec.structs.replace(sampling, max_tokens=max_tokens)
-            request = OpenRequest(
-                request_id=secrets.token_hex(8),
-                prompt=tuple(prompt),
-                sampling=own,
-                generation=generation,
-                outputs=RequestOutputs(own, self._tokenizer, eos_token_ids=self._eos_token_ids, prompt_index=index),
-                times=RequestTimes(submitted_s=now_s),
-                eos_token_ids=self._eos_token_ids,
-                cache_salt=cache_salt,
-                priority=priority,
-                deadline_s=deadline_s,
+        messages = [self._checked(tuple(prompt), sampling, cache_salt, priority, deadline_s) for prompt in prompts]
+        if len(messages) * sampling.n > MAX_OUTPUTS:
+            raise InvalidRequest(
+                f"{len(messages)} prompts with `n` {sampling.n} make {len(messages) * sampling.n} outputs; at most "
+                f"{MAX_OUTPUTS} in one request, send several",
+                param="n",
             )
-            validate_request(request.message(now_s, runs_alone=False), self.limits)
-            requests.append(request)
+        requests: list[OpenRequest] = []
+        generation = Generation(len(messages) * sampling.n, lambda: self._cancel(requests))
+        now_s = time.monotonic()
+        for index, message in enumerate(messages):
+            outputs = RequestOutputs(
+                message.sampling, self._tokenizer, eos_token_ids=self._eos_token_ids, prompt_index=index
+            )
+            requests.append(OpenRequest(message, generation, outputs, RequestTimes(submitted_s=now_s)))
         for request in requests:
             self._open[request.request_id] = request
             self._send(request)
         self._is_idle.clear()
         return generation
+
+    def _checked(
+        self,
+        prompt: tuple[int, ...],
+        sampling: SamplingParams,
+        cache_salt: str | None,
+        priority: int,
+        deadline_s: float | None,
+    ) -> AddRequest:
+        """The message for one prompt, valid. Nothing is made of a request's numbers before they are checked."""
+        max_tokens = resolve_max_tokens(sampling, len(prompt), self.limits)
+        message = AddRequest(
+            request_id=secrets.token_hex(8),
+            prompt_token_ids=prompt,
+            sampling=msgspec.structs.replace(sampling, max_tokens=max_tokens),
+            eos_token_ids=self._eos_token_ids,
+            cache_salt=cache_salt,
+            priority=priority,
+            deadline_s=deadline_s,
+        )
+        validate_request(message, self.limits)
+        return message
 
     async def stats(self, timeout_s: float = 0.25) -> Stats:
         """Fresh numbers of the engine, or the last ones when a step keeps it busy. Counters never fall."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 import msgspec
@@ -28,39 +28,45 @@ class RequestTimes:
 class OpenRequest:
     """One prompt, from submission to its end. `attempt` counts how often an engine was given it."""
 
-    request_id: str
-    prompt: tuple[int, ...]
-    sampling: SamplingParams
+    first: AddRequest
+    """As it was submitted."""
     generation: Generation
     outputs: RequestOutputs
     times: RequestTimes
-    eos_token_ids: tuple[int, ...] = ()
-    cache_salt: str | None = None
-    priority: int = 0
-    deadline_s: float | None = None
     attempt: int = 0
-    num_cached_tokens: int = field(default=0, init=False)
+    num_cached_tokens: int = 0
+
+    @property
+    def request_id(self) -> str:
+        """Made by the client; the same for every attempt."""
+        return self.first.request_id
 
     @property
     def engine_id(self) -> str:
         """Its id in frames. Changes with each attempt, so that late frames of an earlier one hit nobody."""
-        return f"{self.request_id}.{self.attempt}"
+        return f"{self.first.request_id}.{self.attempt}"
+
+    @property
+    def prompt(self) -> tuple[int, ...]:
+        """Its token ids."""
+        return self.first.prompt_token_ids
+
+    @property
+    def sampling(self) -> SamplingParams:
+        """With `seed` and `max_tokens` filled in."""
+        return self.first.sampling
 
     def message(self, now_s: float, *, runs_alone: bool) -> AddRequest:
         """What an engine must be told, whether the request is new or had begun."""
-        sampling = self.sampling
+        sampling, deadline_s = self.sampling, self.first.deadline_s
         if self.outputs.has_begun and sampling.prompt_logprobs is not None:
             sampling = msgspec.structs.replace(sampling, prompt_logprobs=None)  # its client has them
-        deadline_s = self.deadline_s
         if deadline_s is not None:
             deadline_s = max(0.0, deadline_s - (now_s - self.times.submitted_s))
-        return AddRequest(
+        return msgspec.structs.replace(
+            self.first,
             request_id=self.engine_id,
-            prompt_token_ids=self.prompt,
             sampling=sampling,
-            eos_token_ids=self.eos_token_ids,
-            cache_salt=self.cache_salt,
-            priority=self.priority,
             deadline_s=deadline_s,
             resumed=self.outputs.resumed(),
             runs_alone=runs_alone,

@@ -35,7 +35,7 @@ class Answer(ABC):
         self.id = f"{self.id_prefix}-{secrets.token_hex(12)}"
         self.created = int(time.time())
         self.model = service.model.name if fields.model is None else fields.model
-        self.options = stream_options(fields)
+        self.options = fields.stream_options or StreamOptions()
         self._num_prompt_tokens = sum(map(len, prompts))
         self._num_completion_tokens = 0
         self._num_cached_tokens = 0
@@ -74,17 +74,12 @@ class Answer(ABC):
         return None if self.options.include_usage else msgspec.UNSET
 
 
-def stream_options(fields: SamplingFields) -> StreamOptions:
-    """Those of a stream; they say nothing about a whole answer."""
-    if fields.stream_options is not None and not fields.stream:
-        raise InvalidRequest("`stream_options` needs `stream` to be true", param="stream_options")
-    return fields.stream_options or StreamOptions()
-
-
 def submit(
     service: Service, prompts: Sequence[Sequence[int]], sampling: SamplingParams, fields: SamplingFields
 ) -> Generation:
-    """Hand prompts to the engine. Raises RequestError while a plain status can still be given."""
+    """Hand prompts to the engine. Raises RequestError; then nothing was queued."""
+    if fields.stream_options is not None and not fields.stream:
+        raise InvalidRequest("`stream_options` needs `stream` to be true", param="stream_options")
     return service.engine.submit(prompts, sampling, cache_salt=fields.cache_salt, priority=fields.priority or 0)
 
 

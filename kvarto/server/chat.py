@@ -108,8 +108,8 @@ async def create_chat_completion(service: Service, request: Request) -> Response
         template_kwargs=body.chat_template_kwargs,
     )
     prompt = truncated(encoded, body.truncate_prompt_tokens, service.engine.ready.max_model_len, max_tokens)
-    answer = ChatAnswer(service, body, prompt)
-    return await respond(request, answer, submit(service, [prompt], sampling, body), is_stream=body.stream)
+    generation = submit(service, [prompt], sampling, body)
+    return await respond(request, ChatAnswer(service, body, prompt), generation, is_stream=body.stream)
 
 
 def _num_logprobs(body: ChatRequest) -> int | None:

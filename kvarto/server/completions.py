@@ -141,5 +141,6 @@ async def create_completion(service: Service, request: Request) -> Response:
     sampling = sampling_params(body, service.model.sampling_defaults, max_tokens=max_tokens, logprobs=body.logprobs)
     if body.echo and body.logprobs is not None and body.prompt_logprobs is None:
         sampling = msgspec.structs.replace(sampling, prompt_logprobs=body.logprobs)
+    generation = submit(service, prompts, sampling, body)
     answer = CompletionAnswer(service, body, prompts)
-    return await respond(request, answer, submit(service, prompts, sampling, body), is_stream=body.stream)
+    return await respond(request, answer, generation, is_stream=body.stream)
