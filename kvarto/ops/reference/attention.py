@@ -16,8 +16,10 @@ from dataclasses import dataclass
 
 import torch
 
+from kvarto.core.kv_format import PLANES
 from kvarto.core.ops import Attention
 from kvarto.ops.reference.batch import Batch
+from kvarto.ops.reference.exponential import exp_nonpositive_
 from kvarto.ops.reference.kernel import Kernel, Sizes, Views
 from kvarto.ops.reference.key_places import TILE, KeyPlaces, KeyRun, run_view
 from kvarto.ops.reference.scratch import Piece, Pieces, Tensors
@@ -31,11 +33,11 @@ class _Sums:
     """Running softmax of a chunk's rows, over a span or over all spans so far."""
 
     maximum: torch.Tensor
-    """`[num_blocks, num_kv_heads, block_rows, 1]`"""
+    """`[num_products, block_rows, 1]`"""
     total: torch.Tensor
     """The same shape."""
     values: torch.Tensor
-    """`[num_blocks, num_kv_heads, block_rows, head_dim]`"""
+    """`[num_products, block_rows, head_dim]`"""
 
     def clear_(self) -> None:
         self.maximum.fill_(LOWEST)
@@ -47,6 +49,26 @@ class _Sums:
         self.values.mul_(factor)
 
 
+class _Tile:
+    """Keys or values of one tile for each product of a chunk, gathered from the pages and widened to f32."""
+
+    def __init__(self, plane: torch.Tensor, num_blocks: int, tile: torch.Tensor, narrow: torch.Tensor | None) -> None:
+        self.tensor = tile
+        """`[num_products, TILE, head_dim]`"""
+        self._plane = plane
+        self._narrow = narrow
+        self._runs = (tile if narrow is None else narrow).view(-1, plane.shape[1])
+        self._by_block = tile.view(num_blocks, -1, *tile.shape[1:])
+
+    def gather(self, places: torch.Tensor, absent: torch.Tensor | None) -> None:
+        """Fetch the runs at `places`; what is `absent` becomes 0, whatever lies there."""
+        torch.index_select(self._plane, 0, places, out=self._runs)
+        if self._narrow is not None:
+            self.tensor.copy_(self._narrow)
+        if absent is not None:
+            self._by_block.masked_fill_(absent, 0.0)
+
+
 class AttentionKernel(Kernel[Attention]):
     """See `core.ops.Attention`."""
 
@@ -54,8 +76,8 @@ class AttentionKernel(Kernel[Attention]):
     def scratch(cls, op: Attention, sizes: Sizes) -> Pieces:
         """Operands and sums of one chunk: a few hundred KiB, whatever the step."""
         shape = ChunkShape.of(op.heads)
-        rows = (shape.num_blocks, shape.num_kv_heads, shape.block_rows)
-        heads, keys = Piece((*rows, shape.head_dim)), (*rows[:2], TILE, shape.head_dim)
+        rows = (shape.num_products, shape.block_rows)
+        heads, keys = Piece((*rows, shape.head_dim)), (shape.num_products, TILE, shape.head_dim)
         pieces = dict.fromkeys(("query", "span_values", "values", "done"), heads)
         columns = ("maximum", "total", "span_maximum", "span_total", "new", "factor")
         pieces |= dict.fromkeys(columns, Piece((*rows, 1)))
@@ -68,12 +90,19 @@ class AttentionKernel(Kernel[Attention]):
         self._op = op
         self._page_size = views.sizes.kv_format.page_size
         self._run = KeyRun.of(views.sizes.kv_format)
-        self._keys, self._values = (run_view(views, self._run, op.layer_slot, plane) for plane in (0, 1))
         self._qkv = views.buffers[op.qkv].view(-1, op.heads.head_dim)
         self._out = views.buffers[op.out].view(-1, op.heads.head_dim)
-        self._scratch = scratch
+        self._query, self._done = scratch["query"], scratch["done"].view(-1, op.heads.head_dim)
+        self._scores, self._new, self._factor = scratch["scores"], scratch["new"], scratch["factor"]
+        num_blocks = ChunkShape.of(op.heads).num_blocks
+        self._scores_by_block = self._scores.view(num_blocks, -1, *self._scores.shape[1:])
         self._span = _Sums(scratch["span_maximum"], scratch["span_total"], scratch["span_values"])
         self._sums = _Sums(scratch["maximum"], scratch["total"], scratch["values"])
+        planes = (run_view(views, self._run, op.layer_slot, plane) for plane in range(PLANES))
+        tiles = (scratch["key"], scratch["value"])
+        self._key, self._value = (
+            _Tile(plane, num_blocks, tile, scratch.get("narrow")) for plane, tile in zip(planes, tiles, strict=True)
+        )
 
     def run(self, batch: Batch) -> None:
         """See `core.ops.Attention`."""
@@ -97,61 +126,43 @@ class AttentionKernel(Kernel[Attention]):
         return batch.work_lists[key]
 
     def _load_queries(self, chunk: Chunk) -> None:
-        query = self._scratch["query"]
-        torch.index_select(self._qkv, 0, chunk.query_rows, out=query.view(-1, query.shape[-1]))
-        query.mul_(self._op.scale)
+        torch.index_select(self._qkv, 0, chunk.query_rows, out=self._query.view(-1, self._qkv.shape[1]))
+        self._query.mul_(self._op.scale)
 
     def _add_tile(self, work: WorkList, chunk: Chunk, tile: int) -> None:
-        """Tile by tile: scores, new maximum, weights in place of scores, sums."""
-        scores, new, factor = self._scratch["scores"], self._scratch["new"], self._scratch["factor"]
+        """Scores, the new maximum, weights in place of the scores, sums."""
+        span, scores, new, factor = self._span, self._scores, self._new, self._factor
         places, hidden = work.places(chunk, tile), work.hidden(chunk, tile)
-        key = self._gather(self._keys, places, self._scratch["key"])
-        value = self._gather(self._values, places, self._scratch["value"])
-        if hidden.values is not None:
-            value.masked_fill_(hidden.values, 0.0)
-        torch.bmm(_batched(self._scratch["query"]), _batched(key).transpose(1, 2), out=_batched(scores))
-        self._cap_(scores)
+        self._key.gather(places, None)
+        self._value.gather(places, hidden.values)
+        torch.bmm(self._query, self._key.tensor.transpose(1, 2), out=scores)
+        self._cap_scores_()
         if hidden.scores is not None:
-            scores.masked_fill_(hidden.scores, float("-inf"))
-        torch.amax(scores, dim=-1, keepdim=True, out=new)
-        torch.maximum(self._span.maximum, new, out=new)
-        torch.sub(self._span.maximum, new, out=factor)
-        self._span.maximum.copy_(new)
-        self._span.scale_(factor.exp_())
-        scores.sub_(new).exp_()
-        self._span.total.add_(torch.sum(scores, dim=-1, keepdim=True, out=new))
-        _batched(self._span.values).baddbmm_(_batched(scores), _batched(value))
+            self._scores_by_block.masked_fill_(hidden.scores, float("-inf"))
+        torch.maximum(span.maximum, torch.amax(scores, dim=-1, keepdim=True, out=new), out=new)
+        torch.sub(span.maximum, new, out=factor)
+        span.maximum.copy_(new)
+        span.scale_(exp_nonpositive_(factor))
+        exp_nonpositive_(scores.sub_(new))
+        span.total.add_(torch.sum(scores, dim=-1, keepdim=True, out=new))
+        span.values.baddbmm_(scores, self._value.tensor)
 
-    def _gather(self, plane: torch.Tensor, places: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-        narrow = self._scratch.get("narrow")
-        target = out if narrow is None else narrow
-        torch.index_select(plane, 0, places, out=target.view(-1, plane.shape[1]))
-        return target if narrow is None else out.copy_(narrow)
-
-    def _cap_(self, scores: torch.Tensor) -> None:
+    def _cap_scores_(self) -> None:
         if self._op.softcap is not None:
-            scores.div_(self._op.softcap).tanh_().mul_(self._op.softcap)
+            self._scores.div_(self._op.softcap).tanh_().mul_(self._op.softcap)
 
     def _merge_span(self) -> None:
-        span, sums = self._span, self._sums
-        new, factor = self._scratch["new"], self._scratch["factor"]
+        span, sums, new = self._span, self._sums, self._new
         torch.maximum(sums.maximum, span.maximum, out=new)
         for part in (sums, span):
-            torch.sub(part.maximum, new, out=factor)
-            part.scale_(factor.exp_())
+            part.scale_(exp_nonpositive_(torch.sub(part.maximum, new, out=self._factor)))
         sums.maximum.copy_(new)
         sums.total.add_(span.total)
         sums.values.add_(span.values)
 
     def _store(self, chunk: Chunk) -> None:
-        width = self._out.shape[1]
         # + 0.0 makes every zero positive: a no-op tile may have turned -0.0 into 0.0.
-        values = self._sums.values.div_(self._sums.total).add_(0.0).view(-1, width)
-        done = self._scratch["done"].view(-1, width)[: len(chunk.done_rows)]
+        values = self._sums.values.div_(self._sums.total).add_(0.0).view(-1, self._out.shape[1])
+        done = self._done[: len(chunk.done_rows)]
         torch.index_select(values, 0, chunk.done_rows, out=done)
         self._out.index_copy_(0, chunk.out_rows, done)
-
-
-def _batched(tensor: torch.Tensor) -> torch.Tensor:
-    """`[num_blocks, num_kv_heads, rows, columns]` as the matrix library wants it: one dim of products."""
-    return tensor.view(-1, *tensor.shape[2:])

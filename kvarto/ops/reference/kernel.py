@@ -10,6 +10,7 @@ import torch
 from kvarto.core.buffers import Rows, StepLimits
 from kvarto.core.dtype import DType
 from kvarto.core.kv_format import KVFormat
+from kvarto.core.ops import HeadShape
 from kvarto.core.program import Program
 from kvarto.ops.reference.batch import Batch
 from kvarto.ops.reference.scratch import Pieces, Tensors
@@ -69,6 +70,12 @@ class Views:
     def page_elements(self) -> int:
         """Elements from one page to the next."""
         return self.sizes.kv_format.page_bytes // self.sizes.kv_format.dtype.itemsize
+
+
+def heads_view(views: Views, qkv: str, heads: HeadShape) -> torch.Tensor:
+    """A `qkv` buffer as `[max_tokens, q heads | k heads | v heads, head_dim]`."""
+    buffer = views.buffers[qkv]
+    return buffer.view(len(buffer), -1, heads.head_dim)
 
 
 class Kernel(Generic[OpT]):

@@ -8,7 +8,7 @@ from kvarto.core.ops import Rope
 from kvarto.core.units import align_up
 from kvarto.ops.reference.activation import VECTOR
 from kvarto.ops.reference.batch import Batch
-from kvarto.ops.reference.kernel import Kernel, Sizes, Views
+from kvarto.ops.reference.kernel import Kernel, Sizes, Views, heads_view
 from kvarto.ops.reference.scratch import Piece, Pieces, Tensors
 
 CHUNK_ROWS = 64
@@ -32,16 +32,15 @@ class RopeKernel(Kernel[Rope]):
         }
 
     def __init__(self, op: Rope, views: Views, scratch: Tensors) -> None:
-        self._num_heads = op.heads.num_qo_heads + op.heads.num_kv_heads
-        self._head_dim = op.heads.head_dim
+        num_rotated = op.heads.num_qo_heads + op.heads.num_kv_heads
+        self._heads = heads_view(views, op.qkv, op.heads)[:, :num_rotated]
         self._factor = op.attention_factor
-        self._qkv = views.buffers[op.qkv]
-        self._inv_freq = torch.tensor(op.inv_freq, dtype=torch.float32, device=self._qkv.device)
+        self._inv_freq = torch.tensor(op.inv_freq, dtype=torch.float32, device=self._heads.device)
         self._scratch = scratch
 
     def run(self, batch: Batch) -> None:
         """See `core.ops.Rope`."""
-        heads = self._qkv[: batch.num_tokens].view(batch.num_tokens, -1, self._head_dim)[:, : self._num_heads]
+        heads = self._heads[: batch.num_tokens]
         for start in range(0, batch.num_tokens, CHUNK_ROWS):
             cos, sin = self._rotation(batch.positions[start : start + CHUNK_ROWS])
             self._rotate(heads[start : start + CHUNK_ROWS], cos, sin)

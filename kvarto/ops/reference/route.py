@@ -8,6 +8,7 @@ from kvarto.core.ops import Route
 from kvarto.core.units import align_up
 from kvarto.ops.reference.activation import VECTOR
 from kvarto.ops.reference.batch import Batch
+from kvarto.ops.reference.exponential import exp_nonpositive_
 from kvarto.ops.reference.kernel import Kernel, Sizes, Views
 from kvarto.ops.reference.scratch import Piece, Pieces, Tensors
 from kvarto.ops.reference.sums import tree_sum_
@@ -50,7 +51,7 @@ class RouteKernel(Kernel[Route]):
         logits = flat[: num_rows * len(self._weight)].view(num_rows, -1)
         self._product(x, self._weight, logits)
         logits.sub_(logits.amax(dim=1, keepdim=True))
-        flat.exp_()
+        exp_nonpositive_(flat)
         terms = self._scratch["terms"][:num_rows].copy_(logits)
         logits.div_(tree_sum_(terms))
         sorted_shares, order = self._scratch["sorted"][:num_rows], self._scratch["order"][:num_rows]

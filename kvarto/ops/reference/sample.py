@@ -18,6 +18,7 @@ from kvarto.core.units import align_up
 from kvarto.ops.reference.activation import VECTOR
 from kvarto.ops.reference.batch import Batch
 from kvarto.ops.reference.candidates import filtered, likeliest
+from kvarto.ops.reference.exponential import exp_nonpositive_
 from kvarto.ops.reference.kernel import Kernel, Sizes, Views
 from kvarto.ops.reference.noise import GumbelNoise, noise_key
 from kvarto.ops.reference.scratch import Piece, Pieces, Tensors
@@ -107,7 +108,7 @@ class SampleKernel(Kernel[Sample]):
 
     def _sum_exp(self, logits: torch.Tensor, maximum: float) -> float:
         torch.sub(logits, maximum, out=self._terms[: len(logits)])
-        self._terms.exp_()
+        exp_nonpositive_(self._terms)
         return float(tree_sum_(self._terms[: len(logits)]))
 
     def _report(self, row: torch.Tensor, maximum: float, rows: SamplingRows, result: StepResult, s: int) -> None:

@@ -27,7 +27,7 @@ from kvarto.ops.reference.key_places import TILE, KeyPlaces
 
 SPAN = 1024
 """Keys per span, by absolute position."""
-CHUNK_PRODUCTS = 16
+CHUNK_PRODUCTS = 24
 """Products per call that a chunk should have at least."""
 
 Int64 = NDArray[np.int64]
@@ -49,9 +49,9 @@ class ChunkShape:
         return cls(ceil_div(CHUNK_PRODUCTS, heads.num_kv_heads), heads.num_kv_heads, block_rows, heads.head_dim)
 
     @property
-    def num_rows(self) -> int:
-        """Rows of a chunk, all KV heads."""
-        return self.num_blocks * self.num_kv_heads * self.block_rows
+    def num_products(self) -> int:
+        """Products per call: a KV head of a block each."""
+        return self.num_blocks * self.num_kv_heads
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class Chunk:
     positions: Int64
     """`[num_blocks, block_rows]`: of each row's token; -1 for padding, which sees nothing."""
     query_rows: torch.Tensor
-    """int64 `[num_rows]`: rows of `qkv` as `[num_tokens * all heads, head_dim]`; 0 for padding."""
+    """int64 `[num_products * block_rows]`: rows of `qkv` as `[num_tokens * all heads, head_dim]`; 0 for padding."""
     done_rows: torch.Tensor
     """int64: rows of the chunk that are not padding ..."""
     out_rows: torch.Tensor
@@ -119,7 +119,7 @@ class WorkList:
         self.chunks = self._make_chunks(batch.step)
 
     def places(self, chunk: Chunk, tile: int) -> torch.Tensor:
-        """int64 `[num_blocks * num_kv_heads * runs]`: see `KeyPlaces.rows`."""
+        """int64 `[num_products * runs of a tile]`: see `KeyPlaces.rows`."""
         return self._batch.upload(self._keys.rows(chunk.seqs, tile))
 
     def hidden(self, chunk: Chunk, tile: int) -> Hidden:

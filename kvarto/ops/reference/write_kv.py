@@ -7,7 +7,7 @@ import torch
 from kvarto.core.kv_format import PLANES
 from kvarto.core.ops import WriteKV
 from kvarto.ops.reference.batch import Batch
-from kvarto.ops.reference.kernel import Kernel, Sizes, Views
+from kvarto.ops.reference.kernel import Kernel, Sizes, Views, heads_view
 from kvarto.ops.reference.scratch import Piece, Pieces, Tensors
 
 
@@ -20,21 +20,18 @@ class WriteKVKernel(Kernel[WriteKV]):
         return {"narrow": Piece((sizes.limits.max_tokens, op.heads.num_kv_heads, op.heads.head_dim), sizes.kv_dtype)}
 
     def __init__(self, op: WriteKV, views: Views, scratch: Tensors) -> None:
-        self._heads = op.heads
+        heads = heads_view(views, op.qkv, op.heads)
+        num_q, num_kv = op.heads.num_qo_heads, op.heads.num_kv_heads
         self._group = op.group
-        self._qkv = views.buffers[op.qkv]
         self._narrow = scratch["narrow"]
+        self._sources = [heads[:, num_q + plane * num_kv :][:, :num_kv] for plane in range(PLANES)]
         self._planes = [plane_view(views, op.layer_slot, plane) for plane in range(PLANES)]
 
     def run(self, batch: Batch) -> None:
         """See `core.ops.WriteKV`."""
-        heads = self._qkv[: batch.num_tokens].view(batch.num_tokens, -1, self._heads.head_dim)
-        first = self._heads.num_qo_heads
-        slots = batch.slots(self._group)
-        for plane in self._planes:
-            narrow = self._narrow[: batch.num_tokens].copy_(heads[:, first : first + self._heads.num_kv_heads])
-            plane.index_put_(slots, narrow)
-            first += self._heads.num_kv_heads
+        for source, plane in zip(self._sources, self._planes, strict=True):
+            narrow = self._narrow[: batch.num_tokens].copy_(source[: batch.num_tokens])
+            plane.index_put_(batch.slots(self._group), narrow)
 
 
 def plane_view(views: Views, layer_slot: int, plane: int) -> torch.Tensor:
