@@ -37,7 +37,7 @@ class SharedPages(Pages):
         self.num_hit_blocks = 0
         self._counted: set[int] = set()
         self._trace = trace
-        self._block_ids = [ids.tolist() for ids in trace.block_ids]
+        self._block_ids = _keys(trace)
         self._blocks: dict[int, _Block] = {}
         self._evictable: OrderedDict[int, None] = OrderedDict()
         """Blocks without users, the first to go in front."""
@@ -127,6 +127,14 @@ class SharedPages(Pages):
         assert cached == self.pool.num_evictable, "pages of unused blocks are not the pool's evictable pages"
         unused = {block_id for block_id, block in self._blocks.items() if not block.num_users}
         assert set(self._evictable) == unused, "evictable blocks are not the unused ones"
+
+
+def _keys(trace: Trace) -> list[list[int]]:
+    """Ids of each prompt's blocks, those of partial blocks told apart by their length as well."""
+    keys = [[block_id * trace.block_tokens for block_id in ids.tolist()] for ids in trace.block_ids or ()]
+    for blocks, num_prompt_tokens in zip(keys, trace.num_prompt_tokens.tolist(), strict=True):
+        blocks[-1] += num_prompt_tokens % trace.block_tokens
+    return keys
 
 
 def lru_hit_fraction(trace: Trace, num_blocks: int | None) -> float:
