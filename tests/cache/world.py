@@ -44,7 +44,8 @@ class Scene:
     windows: Windows = (None,)
     num_pages: int = 48
     fault_rate: float = 0.0
-    copy_s: float = 1.0
+    copy_s: float = 0.1
+    """At most; transfers are overdue after 3 s."""
     kv_floor: int = 0
     adapter_floor: int = 0
     has_adapters: bool = False
