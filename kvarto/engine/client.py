@@ -21,10 +21,10 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from kvarto.core import errors
 from kvarto.core.errors import EngineDied, EngineError, InvalidRequest, KvartoError, Overloaded, Unavailable
 from kvarto.core.sampling import SamplingParams
 from kvarto.engine.backoff import Backoff
+from kvarto.engine.carried_errors import error_from
 from kvarto.engine.child import ENGINE_COMMAND, EngineChild
 from kvarto.engine.config import EngineConfig
 from kvarto.engine.detokenizer import TokenBytes
@@ -495,16 +495,6 @@ class EngineClient:
                 logger.error("the engine was silent for %.1f s and is replaced", self.silent_s)
                 self._child.kill()
             suspected_s = self._heard_s if is_silent else None
-
-
-def error_from(name: str, message: str, param: str | None = None) -> KvartoError:
-    """An error that crossed the process boundary, as the class of `kvarto.core.errors` that it was."""
-    kind = getattr(errors, name, None)
-    if not isinstance(kind, type) or not issubclass(kind, KvartoError):
-        return EngineError(message)
-    if issubclass(kind, errors.RequestError) and not issubclass(kind, Overloaded):
-        return kind(message, param=param)
-    return kind(message)
 
 
 _COUNTERS = (

@@ -14,12 +14,20 @@ _BACKLOG = 2048
 
 
 def bind(config: ServerConfig) -> socket.socket:
-    """A bound socket that does not listen yet. Raises UsageError."""
-    return _bind_unix(config.uds) if config.uds is not None else _bind_tcp(config.host, config.port)
+    """A socket that holds its place and does not listen yet. Raises UsageError.
+
+    The file of a Unix socket appears only with `listen`: whoever waits for it may connect at once.
+    """
+    if config.uds is None:
+        return _bind_tcp(config.host, config.port)
+    _remove_stale(config.uds)
+    return socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
 
 
 def listen(bound: socket.socket, config: ServerConfig) -> None:
-    """Take connections from now on. Raises UsageError when somebody else began to listen there meanwhile."""
+    """Take connections from now on. Raises UsageError when somebody else took the place meanwhile."""
+    if config.uds is not None:
+        _bind_unix(bound, config.uds)
     try:
         bound.listen(_BACKLOG)
     except OSError as error:
@@ -36,9 +44,10 @@ def url_of(bound: socket.socket, config: ServerConfig) -> str:
 
 
 def close(bound: socket.socket, config: ServerConfig) -> None:
-    """Close it, and remove the file of a Unix socket."""
+    """Close it, and remove the file of a Unix socket that is ours."""
+    is_ours = config.uds is not None and bound.getsockname() == config.uds
     bound.close()
-    if config.uds is not None and os.path.exists(config.uds):
+    if config.uds is not None and is_ours and os.path.exists(config.uds):
         os.unlink(config.uds)
 
 
@@ -59,22 +68,15 @@ def _bind_tcp(host: str, port: int) -> socket.socket:
     return bound
 
 
-def _bind_unix(path: str) -> socket.socket:
-    bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+def _bind_unix(unbound: socket.socket, path: str) -> None:
+    """The socket's file belongs to this user alone."""
+    mask = os.umask(0o177)
     try:
-        _remove_stale(path)
-        mask = os.umask(0o177)  # the socket's file belongs to this user alone
-        try:
-            bound.bind(path)
-        finally:
-            os.umask(mask)
+        unbound.bind(path)
     except OSError as error:
-        bound.close()
         raise UsageError(f"`--uds {path}` cannot be used: {error.strerror or error}; choose another path") from error
-    except UsageError:
-        bound.close()
-        raise
-    return bound
+    finally:
+        os.umask(mask)
 
 
 def _remove_stale(path: str) -> None:

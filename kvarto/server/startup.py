@@ -28,7 +28,7 @@ class Phases:
     def end(self) -> None:
         """The last phase ends."""
         if self._name is not None:
-            self._say(f"  {self._name:<8} {self._clock() - self._began_s:6.1f} s")
+            self._say(f"  {self._name:<16} {self._clock() - self._began_s:6.1f} s")
             self._name = None
 
     @property

@@ -21,7 +21,8 @@ from kvarto.core.errors import (
     Unavailable,
 )
 from kvarto.core.sampling import SamplingParams
-from kvarto.engine.client import EngineClient, State, error_from
+from kvarto.engine.carried_errors import error_from
+from kvarto.engine.client import EngineClient, State
 from kvarto.engine.config import EngineConfig, FaultPlan
 from kvarto.engine.generation import Generation
 from kvarto.engine.outputs import ChoiceOutput
