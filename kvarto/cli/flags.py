@@ -52,11 +52,14 @@ def takes(**settings: type[msgspec.Struct]) -> Callable[[_Function], Callable[..
 
     def decorate(function: _Function) -> Callable[..., Any]:
         own = [_resolved(function, parameter) for parameter in _own_parameters(function, settings)]
-        flags = {name: flag_parameters(settings_class) for name, settings_class in settings.items()}
+        positional = None if any(p.kind is not p.KEYWORD_ONLY for p in own) else "model"
+        flags = {name: flag_parameters(each, positional) for name, each in settings.items()}
 
         @functools.wraps(function)
         def command(*positional: Any, **named: Any) -> Any:
-            values = inspect.signature(command).bind(*positional, **named).arguments
+            bound = inspect.signature(command).bind(*positional, **named)
+            bound.apply_defaults()
+            values = bound.arguments
             built = {name: _build(settings[name], flags[name], values) for name in settings}
             return function(**built, **values)
 
@@ -77,8 +80,7 @@ def _resolved(function: Callable[..., Any], parameter: inspect.Parameter) -> ins
 def _build(
     settings: type[msgspec.Struct], parameters: list[inspect.Parameter], values: dict[str, Any]
 ) -> msgspec.Struct:
-    given = {parameter.name: values.pop(parameter.name) for parameter in parameters if parameter.name in values}
-    return settings(**given)
+    return settings(**{parameter.name: values.pop(parameter.name) for parameter in parameters})
 
 
 def _set_signature(command: Callable[..., Any], parameters: list[inspect.Parameter]) -> None:
@@ -88,18 +90,21 @@ def _set_signature(command: Callable[..., Any], parameters: list[inspect.Paramet
     del command.__wrapped__  # type: ignore[attr-defined]  # its signature is not the command's
 
 
-def flag_parameters(settings: type[msgspec.Struct]) -> list[inspect.Parameter]:
-    """One parameter per field that a person can type; nested settings are for programs."""
+def flag_parameters(settings: type[msgspec.Struct], positional: str | None = "model") -> list[inspect.Parameter]:
+    """One parameter per field that a person can type; nested settings are for programs. `positional` names the field
+    that needs no flag before it.
+    """
     texts = field_help(settings)
     return [
-        _parameter(settings, field, texts[field.name])
+        _parameter(settings, field, texts[field.name], is_positional=field.name == positional)
         for field in msgspec.structs.fields(settings)
         if not (isinstance(field.type, type) and issubclass(field.type, msgspec.Struct))
     ]
 
 
-def _parameter(settings: type[msgspec.Struct], field: msgspec.structs.FieldInfo, text: str) -> inspect.Parameter:
-    is_positional = field.name == "model"
+def _parameter(
+    settings: type[msgspec.Struct], field: msgspec.structs.FieldInfo, text: str, *, is_positional: bool
+) -> inspect.Parameter:
     converter = _converter(field)
     details = Parameter(
         help=text,
@@ -115,7 +120,7 @@ def _parameter(settings: type[msgspec.Struct], field: msgspec.structs.FieldInfo,
     return inspect.Parameter(
         field.name,
         inspect.Parameter.POSITIONAL_OR_KEYWORD if is_positional else inspect.Parameter.KEYWORD_ONLY,
-        default=DEFAULT_MODEL if is_positional else field.default,
+        default=DEFAULT_MODEL if field.name == "model" else field.default,
         annotation=Annotated[field.type, details],
     )
 

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from importlib.metadata import version
 
-from cyclopts import App, CycloptsError
+from cyclopts import App, CycloptsError, Parameter
 
 from kvarto.cli.refused_flags import refuse_foreign
 from kvarto.core.errors import EngineError, KvartoError
@@ -20,6 +19,14 @@ FAILED = 1
 USAGE = 2
 INTERRUPTED = 130
 
+
+
+def _version() -> str:
+    from importlib.metadata import version
+
+    return f"kvarto {version('kvarto')}"
+
+
 app = App(
     name="kvarto",
     help="Serve large language models inside a memory budget that you name.",
@@ -27,7 +34,10 @@ app = App(
         "Every flag is also an environment variable, `KVARTO_` and its name; dashes and underscores are the same. "
         "Sizes are written `8GiB`, counts `4096`, `4k` or `4K`. `-v` shows where an error came from."
     ),
-    version=lambda: f"kvarto {version('kvarto')}",
+    help_format="plaintext",  # markdown would import three packages to draw a backtick
+    suppress_keyboard_interrupt=False,
+    default_parameter=Parameter(negative_iterable=()),
+    version=_version,
 )
 _COMMANDS = {
     "serve": "Serve a model over an OpenAI-compatible HTTP API.",
@@ -37,9 +47,9 @@ _COMMANDS = {
     "pull": "Download a model into the local cache.",
 }
 for _name, _help in _COMMANDS.items():
-    app.command(f"kvarto.cli.{_name}:{_name}", name=_name, help=_help)
+    app.command(f"kvarto.cli.{_name}:{_name}", name=_name, help=_help, help_format="markdown")
 
-bench = App(name="bench", help="Measure: a running server, or ways to allocate memory.")
+bench = App(name="bench", help="Measure: a running server, or ways to allocate memory.", help_format="markdown")
 bench.command("kvarto.cli.bench_serve:bench_serve", name="serve", help="Load a running server and time its answers.")
 bench.command(
     "kvarto.cli.bench_memory:bench_memory", name="memory", help="How much memory paging saves, on a trace of requests."
