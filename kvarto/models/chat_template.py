@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import math
 import os
 import select
 import struct
@@ -38,6 +39,8 @@ class TemplateLimits:
 
     time_s: float = 2.0
     """From asking to the whole answer. Real templates take a few milliseconds."""
+    compile_s: float = 10.0
+    """For reading the template, once per process: jinja2 works out constant expressions then."""
     memory_bytes: int = 512 << 20
     """Address space of the process; the interpreter and jinja2 take about 50 MiB of it."""
     output_bytes: int = 16 << 20
@@ -107,7 +110,7 @@ class ChatTemplate:
     def _answer(self, request: bytes) -> str:
         worker = self._running_worker()
         try:
-            status, text = _exchange(worker, request, self._limits.time_s, self._limits.output_bytes + 1)
+            status, text = _answer_of(worker, _frame(request), self._limits.time_s, self._limits.output_bytes + 1)
         except TimeoutError:
             self._kill()
             raise InvalidRequest(
@@ -125,23 +128,31 @@ class ChatTemplate:
         if self._worker is not None and self._worker.poll() is None:
             return self._worker
         self._kill()
+        worker = self._worker = _start_worker()
+        try:
+            _answer_of(worker, b"", START_S, 1)
+        except (TimeoutError, _WorkerGone):
+            self._kill()
+            raise Unavailable("the chat template's process did not start; see the server's log and try again") from None
+        self._compile(worker)
+        return worker
+
+    def _compile(self, worker: subprocess.Popen[bytes]) -> None:
         limits = self._limits
         caps = {
             "memory_bytes": limits.memory_bytes,
             "output_bytes": limits.output_bytes,
-            "cpu_s": int(limits.time_s) + 1,
+            "cpu_s": math.ceil(limits.time_s),
+            "compile_cpu_s": math.ceil(limits.compile_s),
         }
-        worker = self._worker = _start_worker()
+        setup = json.dumps({"templates": self._templates, "limits": caps}).encode()
         try:
-            setup = json.dumps({"templates": self._templates, "limits": caps}).encode()
-            status, text = _exchange(worker, setup, START_S, limits.output_bytes)
+            status, text = _answer_of(worker, _frame(setup), limits.compile_s, limits.output_bytes)
         except (TimeoutError, _WorkerGone):
-            self._kill()
-            raise Unavailable("the chat template's process did not start; see the server's log and try again") from None
+            status, text = b"S", f"it takes more than {limits.compile_s:g} s or {limits.memory_bytes} bytes"
         if status != b"T":
             self._kill()
             raise BadFile(f"the model's chat template does not parse: {text}; name another with `--chat-template`")
-        return worker
 
     def _kill(self) -> None:
         worker, self._worker = self._worker, None
@@ -185,11 +196,15 @@ def _pipes(worker: subprocess.Popen[bytes]) -> tuple[IO[bytes], IO[bytes]]:
     return worker.stdin, worker.stdout
 
 
-def _exchange(worker: subprocess.Popen[bytes], request: bytes, time_s: float, max_bytes: int) -> tuple[bytes, str]:
-    """Send a frame and read the answer, all within `time_s`. Raises TimeoutError or _WorkerGone."""
+def _frame(payload: bytes) -> bytes:
+    return struct.pack("<I", len(payload)) + payload
+
+
+def _answer_of(worker: subprocess.Popen[bytes], data: bytes, time_s: float, max_bytes: int) -> tuple[bytes, str]:
+    """Send bytes and read one frame, all within `time_s`. Raises TimeoutError or _WorkerGone."""
     stdin, stdout = _pipes(worker)
     deadline = time.monotonic() + time_s
-    _write(stdin.fileno(), struct.pack("<I", len(request)) + request, deadline)
+    _write(stdin.fileno(), data, deadline)
     (length,) = struct.unpack("<I", _read(stdout.fileno(), 4, deadline))
     if not 1 <= length <= max(max_bytes, 1 << 16):
         raise _WorkerGone

@@ -1,13 +1,15 @@
 """From what a person types to a local path: a folder, a GGUF file, a hub id, or `demo`.
 
 Hub ids go through `huggingface_hub`, whose cache and environment variables apply (`HF_HOME`, `HF_TOKEN`,
-`HF_HUB_OFFLINE`, `HF_ENDPOINT`); downloads resume, and only files that we read are fetched.
+`HF_HUB_OFFLINE`, `HF_ENDPOINT`); a connection that breaks is taken up where it broke, complete files are kept, and
+only files that we read are fetched.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 
 import huggingface_hub
@@ -50,15 +52,23 @@ def pull(model: str, say: Say = print) -> Path:
 
 
 def _pull(repo: str, quant: str | None, say: Say) -> Path:
-    try:
+    with _explaining(repo):
         names = _list_files(repo)
-        ggufs = [name for name in names if name.endswith(".gguf") and "mmproj" not in name]
         if quant is None and "config.json" in names and any(name.endswith(".safetensors") for name in names):
             say(f"Fetching {repo}")
             return Path(huggingface_hub.snapshot_download(repo, allow_patterns=list(FOLDER_FILES)))
-        name = choose_gguf(repo, ggufs, quant)
+        name = choose_gguf(repo, [name for name in names if name.endswith(".gguf") and "mmproj" not in name], quant)
         say(f"Fetching {repo}/{name}")
         return Path(huggingface_hub.hf_hub_download(repo, name))
+
+
+@contextmanager
+def _explaining(repo: str) -> Iterator[None]:
+    """Turn what the package raises into a UsageError that says what would work."""
+    try:
+        yield
+    except UsageError:
+        raise
     except hub_errors.GatedRepoError as error:
         raise UsageError(
             f"`{repo}` asks for consent first: accept its terms at its page while logged in, then set `HF_TOKEN`"
@@ -72,17 +82,20 @@ def _pull(repo: str, quant: str | None, say: Say) -> Path:
             f"`{repo}` is not in the local cache and the hub cannot be reached; connect (and unset `HF_HUB_OFFLINE`), "
             "or give a local folder or `.gguf` file"
         ) from error
-    except (hub_errors.HfHubHTTPError, OSError) as error:
-        raise UsageError(f"fetching `{repo}` failed: {error!s:.300}; run it again, downloads resume") from error
+    except Exception as error:  # whichever HTTP client the package uses, its errors are its own
+        raise UsageError(
+            f"fetching `{repo}` failed: {error!s:.300}; run it again, files that are complete are kept"
+        ) from error
 
 
 def _list_files(repo: str) -> list[str]:
     """Names in the repository, or, where the hub cannot be reached, in the local cache."""
     try:
-        return huggingface_hub.HfApi().list_repo_files(repo)
-    except (hub_errors.RepositoryNotFoundError, hub_errors.GatedRepoError):
+        # One request without the patience of the listing calls: who is offline should not wait half a minute.
+        return [file.rfilename for file in huggingface_hub.HfApi().model_info(repo).siblings or ()]
+    except hub_errors.RepositoryNotFoundError:
         raise
-    except Exception as error:  # whichever HTTP client the package uses, its errors are its own
+    except Exception as error:
         folder = _cached_snapshot(repo)
         if folder is None:
             raise hub_errors.LocalEntryNotFoundError(f"{repo}: {error}") from error

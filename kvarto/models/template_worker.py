@@ -7,6 +7,7 @@ sees is plain JSON. Globals and filters are those that templates at Hugging Face
 ```text
 frame to us   = u32 length | JSON        first {"templates": {name: source}, "limits": {…}}, then {"name", "values"}
 frame from us = u32 length | status byte | UTF-8       status: T text, E refused or failed, S does not parse
+                                                       the first says that we are up, the second answers the templates
 ```
 """
 
@@ -28,14 +29,16 @@ def main() -> None:
     # Frames go out on a copy of stdout; whatever prints by accident ends up nowhere.
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    # Imports come before the caps: they open files and take processor time of their own.
+    environment = make_environment()
+    write_frame(out, TEXT, "")
     first = read_frame(sys.stdin.buffer)
     if first is None:
         return
     setup = json.loads(first)
     limits = setup["limits"]
-    # Imports come before the caps: they open files and take processor time of their own.
-    environment = make_environment()
     _cap_process(limits["memory_bytes"])
+    _cap_time(limits["compile_cpu_s"])
     templates, answer = {}, (TEXT, "")
     for name, source in setup["templates"].items():
         try:
@@ -90,6 +93,7 @@ def render(template: Any, values: dict[str, Any], output_bytes: int) -> tuple[by
 def make_environment() -> Any:
     """jinja2's immutable sandbox with the settings, globals and filters of Hugging Face's templates."""
     import jinja2
+    import jinja2.debug  # else imported at the first error, under the caps
     from jinja2.ext import Extension, loopcontrols
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 

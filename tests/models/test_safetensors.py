@@ -40,7 +40,7 @@ def refused(path: Path, data: bytes, match: str | None = None) -> None:
     with pytest.raises(BadFile, match=match) as caught:
         open_weights(folder_with(path, {"model.safetensors": data}))
     assert str(path) in str(caught.value)
-    assert time.monotonic() - began < 2.0
+    assert time.monotonic() - began < 10.0
 
 
 def tensor(dtype: str = "F32", shape: Any = (2, 3), offsets: Any = (0, 24)) -> Header:
