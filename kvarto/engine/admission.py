@@ -38,12 +38,15 @@ class AdmissionGate:
     def admits(self, choice: Choice, sequence: Sequence, running: Items[Choice]) -> bool:
         """Whether `choice`, opened as `sequence`, fits beside the claims of those that run."""
         claimed = sum(pages_wanted(self._cache, other, other.sequence) for other in running if other.sequence)
-        num_available = self._cache.num_available_pages
-        missing = pages_wanted(self._cache, choice, sequence) + claimed - num_available
+        missing = pages_wanted(self._cache, choice, sequence) + claimed - self._cache.num_available_pages
         if missing > 0:
-            self._refused = choice
-            self._needs_available = num_available + missing
+            self.refuse(choice, missing=missing)
         return missing <= 0
+
+    def refuse(self, choice: Choice, *, missing: int) -> None:
+        """Do not try `choice` again before `missing` more pages are available, or someone gave back room."""
+        self._refused = choice
+        self._needs_available = self._cache.num_available_pages + missing
 
 
 def pages_wanted(cache: KVCache, choice: Choice, sequence: Sequence) -> int:

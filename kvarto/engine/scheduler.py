@@ -223,7 +223,7 @@ class Scheduler:
         sequence = self._open(choice)
         if sequence is None:
             return False
-        if self._running and not self._gate.admits(choice, sequence, self._running):
+        if self._running and not self._has_room(choice, sequence):
             self._cache.close(sequence)
             return False
         self._waiting.remove(choice, Status.RUNNING)
@@ -234,6 +234,20 @@ class Scheduler:
         self._note_admission(choice, sequence)
         self._schedule_chunk(choice)
         return True
+
+    def _has_room(self, choice: Choice, sequence: Sequence) -> bool:
+        """Beside those that run, now and for a while. Takes the pages of the first chunk, so that nobody is admitted
+        on pages that count as available but cannot be had yet, because a copy still reads them.
+        """
+        if not self._gate.admits(choice, sequence, self._running):
+            return False
+        num_cached = sequence.num_computed_tokens
+        try:
+            self._cache.grow(sequence, min(choice.num_tokens, num_cached + self._tokens_left))
+            return True
+        except OutOfPages:
+            self._gate.refuse(choice, missing=1)
+            return False
 
     def _open(self, choice: Choice) -> Sequence | None:
         request = choice.request

@@ -7,7 +7,6 @@ What the HTTP form looked like is the server's business.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -171,7 +170,7 @@ def _check_number(name: str, value: float, low: float, high: float, *, above: bo
     bounds = f"{'above' if above else 'from'} {low:g} {'up ' if above else ''}to {high:g}"
     if type(value) not in (int, float):
         raise _wrong(name, value, f"must be a number {bounds}")
-    if not math.isfinite(value) or not low <= value <= high or (above and value == low):
+    if not low <= value <= high or (above and value == low):  # NaN is refused too
         raise _wrong(name, value, f"is out of range; must be {bounds}")
 
 

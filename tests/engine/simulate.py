@@ -20,7 +20,7 @@ def simulate(num_requests: int, seed: int, faults: Faults) -> Counter[str]:
         try:
             episode.run()
         except BaseException as error:
-            error.add_note(f"episode {number} of seed {seed}: {episode.describe()}")
+            error.add_note(f"episode {number} of seed {seed}: {episode.engine.describe()}")
             raise
         counts += episode.counts
         counts["requests"] += len(episode.records)

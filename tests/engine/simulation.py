@@ -14,16 +14,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from kvarto.cache.kv_cache import KVCache
-from kvarto.core.buffers import StepLimits
-from kvarto.core.dtype import DType
-from kvarto.core.errors import EngineError, OutOfPages
-from kvarto.core.ids import OwnerId
-from kvarto.core.kv_format import KVFormat, LayerGroup
+from kvarto.core.errors import EngineError
 from kvarto.core.sampling import SamplingParams
-from kvarto.core.step import Int32, Step
-from kvarto.engine.batch import BatchBuilder
-from kvarto.engine.loop import EngineLoop, EngineParts
+from kvarto.core.step import Step
 from kvarto.engine.messages import (
     AddRequest,
     Cancel,
@@ -35,19 +28,13 @@ from kvarto.engine.messages import (
     ToEngine,
     TokensOut,
 )
-from kvarto.engine.scheduler import Scheduler
-from kvarto.engine.validate import ModelLimits
-from kvarto.memory.arbiter import Arbiter
-from kvarto.memory.executors import VirtualExecutor
-from kvarto.memory.page_pool import PagePool
-from kvarto.memory.transfers import Transfer, Transfers
+from kvarto.memory.transfers import Transfer
 from kvarto.planning.page_count import pages_for_sequence
-from tests.engine.fake_model import VOCAB_SIZE, HashBackend, Oracle
+from tests.engine.fake_model import VOCAB_SIZE, Oracle
+from tests.engine.hashed_engine import EOS, HashedEngine, Hooks, Shape, VirtualClock
 
 POISON = 0
 """A prompt that begins with this token makes every step fail that computes its start."""
-EOS = (1, 2)
-COPY_DEADLINE_S = 0.5
 MAX_IDLE_ROUNDS = 20_000
 """Rounds in a row without any news, while requests are open, that count as stuck."""
 
@@ -75,33 +62,25 @@ class Faults:
 NO_FAULTS = Faults(0, 0, 0, 0, 0, 0)
 
 
-class SimClock:
-    """Time that only moves when told."""
-
-    def __init__(self) -> None:
-        self._now = 1000.0
-
-    def now(self) -> float:
-        return self._now
-
-    def advance(self, seconds: float) -> None:
-        self._now += seconds
-
-
-class FaultyPool(PagePool):
-    """A pool whose allocations fail now and then though there are pages."""
-
-    def __init__(self, num_pages: int, rng: random.Random, probability: float) -> None:
-        super().__init__(num_pages)
-        self._rng = rng
-        self._probability = probability
-        self.num_faults = 0
-
-    def allocate(self, num_pages: int, owner: OwnerId) -> Int32:
-        if self._rng.random() < self._probability:
-            self.num_faults += 1
-            raise OutOfPages("injected")
-        return super().allocate(num_pages, owner)
+def draw_shape(rng: random.Random) -> Shape:
+    """A geometry, from pools that hold one longest sequence and nothing else to pools with room."""
+    page_size = rng.choice([8, 16, 32])
+    windows: tuple[int | None, ...] = rng.choice([(None,), (None,), (None, 24), (40, None), (20,)])
+    max_seqs = rng.choice([1, 2, 4, 8, 16])
+    max_tokens = max(max_seqs, rng.choice([max_seqs, 24, 64, 200]))
+    max_context = rng.choice([64, 160, 256])
+    groups = Shape(windows=windows).groups
+    least = pages_for_sequence(groups, page_size, max_context, max_tokens)
+    return Shape(
+        page_size=page_size,
+        windows=windows,
+        num_pages=round(least * rng.choice([1.0, 1.2, 1.6, 2.5, 5.0])),
+        max_tokens=max_tokens,
+        max_seqs=max_seqs,
+        max_context=max_context,
+        max_num_queued=20,
+        is_caching=rng.random() < 0.85,
+    )
 
 
 @dataclass
@@ -128,68 +107,29 @@ class Episode:
     def __init__(self, seed: int, *, num_requests: int, faults: Faults = Faults()) -> None:
         self.rng = random.Random(seed)
         self.faults = faults
-        self.clock = SimClock()
+        self.clock = VirtualClock()
         self.counts: Counter[str] = Counter()
         self.records: dict[str, Record] = {}
         self.max_preemptions = 0
         self._num_left = num_requests
-        self._draw_geometry()
-        self._bases = [[self.rng.randrange(3, VOCAB_SIZE) for _ in range(self._max_context)] for _ in range(3)]
+        self._shape = draw_shape(self.rng)
+        self._oracle = Oracle(self._shape.windows)
+        self._bases = [[self.rng.randrange(3, VOCAB_SIZE) for _ in range(self._shape.max_context)] for _ in range(3)]
         self._quiet_rounds = 0
         self._step_failed = False
         self._start_engine()
 
-    def _draw_geometry(self) -> None:
-        rng = self.rng
-        self._page_size = rng.choice([8, 16, 32])
-        windows: tuple[int | None, ...] = rng.choice([(None,), (None,), (None, 24), (40, None), (20,)])
-        self._groups = tuple(LayerGroup((index,), 1, 1, 1, window) for index, window in enumerate(windows))
-        max_seqs = rng.choice([1, 2, 4, 8, 16])
-        max_tokens = rng.choice([max_seqs, 24, 64, 200])
-        self._max_context = rng.choice([64, 160, 256])
-        self._limits = StepLimits(max(max_seqs, max_tokens), max_seqs, max_seqs + 8, self._max_context)
-        least = pages_for_sequence(self._groups, self._page_size, self._max_context, self._limits.max_tokens)
-        self.num_pages = round(least * rng.choice([1.0, 1.2, 1.6, 2.5, 5.0]))
-        self._oracle = Oracle(windows)
-
     # ---- the engine --------------------------------------------------------------------------------------------
 
     def _start_engine(self) -> None:
-        self.pool = FaultyPool(self.num_pages, self.rng, self.faults.allocation)
-        backend = HashBackend(self.num_pages, self._page_size, self._groups, self._before_run)
-        self.executor = VirtualExecutor(self.clock, self._copy_duration_s)
-        transfers = Transfers(
-            backend.copy_page,
-            self.clock,
-            deadline_s=COPY_DEADLINE_S,
-            executor=self.executor,
-            inject_fault=self._before_copy,
+        hooks = Hooks(
+            before_run=self._before_run,
+            before_copy=self._before_copy,
+            copy_duration_s=self._copy_duration_s,
+            allocation_fails=lambda: self.rng.random() < self.faults.allocation,
         )
-        self.cache = KVCache(
-            pool=self.pool,
-            arbiter=Arbiter(self.pool),
-            transfers=transfers,
-            groups=self._groups,
-            kv_format=KVFormat(DType.F32, self._page_size, 1, 1, 1),
-            identity=b"simulated",
-            key=b"0" * 32,
-            enable_prefix_caching=self.rng.random() < 0.85,
-            recompute_cost_s=lambda first, count: count * (1e-3 + first * 1e-6),
-        )
-        self.transfers = transfers
-        self.scheduler = Scheduler(
-            self.cache, self._limits, max_num_queued=20, has_copies=lambda: transfers.num_unreported > 0
-        )
-        batch = BatchBuilder(self._limits, num_groups=len(self._groups), page_size=self._page_size)
         self.inbox: list[ToEngine] = []
-        self.loop = EngineLoop(
-            EngineParts(backend, self.cache, transfers, self.scheduler, batch),  # type: ignore[arg-type]
-            self,
-            self.clock,
-            ModelLimits(VOCAB_SIZE, self._max_context),
-            read_stats=lambda: Stats(num_pages=self.num_pages),
-            seed=self.rng.randrange(1 << 32),
-        )
+        self.engine = HashedEngine(self._shape, self, self.clock, hooks, seed=self.rng.randrange(1 << 32))
 
     def _before_run(self, step: Step) -> None:
         if self.rng.random() < self.faults.kill:
@@ -211,14 +151,14 @@ class Episode:
 
     def _copy_duration_s(self) -> float:
         if self.rng.random() < self.faults.copy_is_slow:
-            return self.rng.uniform(0.1, 3 * COPY_DEADLINE_S)
+            return self.rng.uniform(0.1, 1.5)  # the deadline is 0.5 s
         return self.rng.uniform(0.0, 0.02)
 
     def receive(self, timeout_s: float) -> list[ToEngine]:
         """The loop's channel; waiting moves the clock."""
         if not self.inbox and timeout_s > 0:
             self.clock.advance(timeout_s)
-            self.executor.run_due()
+            self.engine.executor.run_due()
         messages, self.inbox = self.inbox, []
         return messages
 
@@ -266,11 +206,11 @@ class Episode:
 
     def _draw_request(self, request_id: str) -> AddRequest:
         rng = self.rng
-        prompt = rng.choice(self._bases)[: rng.randrange(self._max_context - 24)]
+        prompt = rng.choice(self._bases)[: rng.randrange(self._shape.max_context - 24)]
         prompt = prompt + [rng.randrange(3, VOCAB_SIZE) for _ in range(rng.randrange(1, 20))]
         if rng.random() < 0.01:
             prompt[0] = POISON
-        room = self._max_context - len(prompt)
+        room = self._shape.max_context - len(prompt)
         max_tokens = rng.randrange(1, room + 1) if rng.random() < 0.1 else rng.randrange(1, min(24, room) + 1)
         return AddRequest(
             request_id=request_id,
@@ -342,17 +282,17 @@ class Episode:
     def run(self) -> None:
         """To the end, then `judge`."""
         rounds = 0
-        while self._num_left or any(record.is_open for record in self.records.values()) or self.loop.has_work:
+        while self._num_left or any(record.is_open for record in self.records.values()) or self.engine.loop.has_work:
             self._act()
             try:
-                assert self.loop.step()
+                assert self.engine.loop.step()
             except (Killed, EngineError):
                 self._resume_all()
             self.clock.advance(self.rng.uniform(0.0, 0.01))
-            self.executor.run_due()
+            self.engine.executor.run_due()
             rounds += 1
             self._quiet_rounds += 1
-            assert self._quiet_rounds < MAX_IDLE_ROUNDS, f"nothing moves: {self.describe()}"
+            assert self._quiet_rounds < MAX_IDLE_ROUNDS, f"nothing moves: {self.engine.describe()}"
             if rounds % 20 == 0:
                 self.check()
         self.counts["rounds"] += rounds
@@ -374,39 +314,26 @@ class Episode:
 
     def check(self) -> None:
         """The laws, in the middle of everything."""
-        self.scheduler.check()
-        self.cache.check()
-        self.pool.check()
-        for request in self.scheduler.requests.values():
+        self.engine.check()
+        for request in self.engine.scheduler.requests.values():
             self.max_preemptions = max(self.max_preemptions, *(c.num_preemptions for c in request.choices))
-
-    def describe(self) -> str:
-        """For a failure."""
-        return (
-            f"{self.scheduler.num_running} run, {self.scheduler.num_waiting} wait, pages {self.pool.num_free} free, "
-            f"{self.pool.num_held} held, {self.pool.num_evictable} evictable, {self.pool.num_draining} draining "
-            f"of {self.num_pages}"
-        )
 
     def _settle_copies(self) -> None:
         for _ in range(1000):
-            if not self.transfers.num_unreported:
+            if not self.engine.transfers.num_unreported:
                 return
             self.clock.advance(0.05)
-            self.executor.run_due()
-            self.transfers.sweep()
-            self.transfers.poll()
+            self.engine.executor.run_due()
+            self.engine.transfers.sweep()
+            self.engine.transfers.poll()
 
     def _judge(self) -> None:
         self.check()
-        assert self.pool.num_held == 0, f"pages are lost: {self.describe()}"
-        assert self.pool.num_draining == 0, f"pages are pinned for ever: {self.describe()}"
-        assert self.pool.num_free + self.pool.num_evictable == self.num_pages
-        assert not self.scheduler.requests
+        self.engine.check_empty()
         for record in self.records.values():
             self._judge_record(record)
-        self.counts["allocation faults"] += self.pool.num_faults
-        self.counts["preemptions"] += self.scheduler.num_preemptions
+        self.counts["allocation faults"] += self.engine.pool.num_faults
+        self.counts["preemptions"] += self.engine.scheduler.num_preemptions
 
     def _judge_record(self, record: Record) -> None:
         message = record.message
