@@ -133,7 +133,7 @@ def test_help_imports_nothing_heavy() -> None:
 
 
 def test_help_answers_at_once() -> None:
-    """Within 0.3 s, or, on a machine that is busy with other things, within 2.5 × the import that it can't do without."""
+    """Within 0.3 s, or, on a machine busy with other things, 2.5 × the import that it can't do without."""
     seconds = min(_cpu_seconds([sys.executable, "-m", "kvarto", "--help"]) for _ in range(5))
     import_seconds = min(_cpu_seconds([sys.executable, "-c", "import cyclopts"]) for _ in range(5))
     assert seconds <= max(HELP_CPU_S, 2.5 * import_seconds)
