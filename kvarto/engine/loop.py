@@ -35,7 +35,7 @@ from kvarto.engine.messages import (
     ToEngine,
     TokensOut,
 )
-from kvarto.engine.request import make_request
+from kvarto.engine.request import Request, make_request
 from kvarto.engine.results import collect, end_choice, ends_before_running
 from kvarto.engine.scheduler import Scheduler
 from kvarto.engine.validate import MAX_SEED, ModelLimits, resolve_max_tokens, validate_request
@@ -53,8 +53,6 @@ COPY_POLL_S = 0.0005
 """Between looks at copies when nothing else can run; a page copies in about that time."""
 CHECK_EVERY_STEPS = 1024
 """The full recount of pages takes milliseconds: sampled, and whenever the engine becomes idle."""
-MAX_FAILED_STEPS = 8
-"""Failed steps in a row, more than two bad requests explain, before a fresh engine is asked for by ending this one."""
 
 log = logging.getLogger(__name__)
 
@@ -100,7 +98,8 @@ class EngineLoop:
         self._deadlines = Deadlines()
         self._arrivals = 0
         self._num_steps = 0
-        self._num_failed_in_a_row = 0
+        self._blamed: Request | None = None
+        """Who was blamed for failed steps since the last one that succeeded."""
         self._num_prompt_tokens = 0
         self._num_generation_tokens = 0
         self._tokens: list[TokensOut] = []
@@ -199,10 +198,12 @@ class EngineLoop:
         for request_id in self._deadlines.take_expired(self._clock.now()):
             request = self._scheduler.requests.get(request_id)
             if request is not None:
-                for choice in self._scheduler.end_request(request):
-                    self._tokens.append(
-                        TokensOut(request_id=request_id, choice=choice.index, token_ids=(), finish_reason="deadline")
-                    )
+                self._end_request(request, "deadline")
+
+    def _end_request(self, request: Request, reason: str) -> None:
+        for choice in self._scheduler.end_request(request):
+            out = TokensOut(request_id=request.request_id, choice=choice.index, token_ids=(), finish_reason=reason)
+            self._tokens.append(out)
 
     def _end_starved(self) -> None:
         for choice in self._scheduler.take_starved():
@@ -219,7 +220,7 @@ class EngineLoop:
         except Exception as error:
             self._recover(chunks, error)
         else:
-            self._num_failed_in_a_row = 0
+            self._blamed = None
             self._take(chunks, result)
 
     def _take(self, chunks: list[Chunk], result: StepResult) -> None:
@@ -229,14 +230,17 @@ class EngineLoop:
         self._tokens += outputs
 
     def _recover(self, chunks: list[Chunk], error: Exception) -> None:
-        """Nothing of the step was committed, so all on board can be tried again, alone; who fails alone, ends."""
+        """Nothing of the step was committed, so all on board can be tried again, alone; who fails alone, ends. When two
+        requests in a row would be to blame, the device is: this engine ends, and the client goes on with a fresh one.
+        """
         log.error("a step of %d sequences failed: %s: %s", len(chunks), type(error).__name__, error)
-        self._num_failed_in_a_row += 1
         culprit = self._scheduler.fail(chunks)
-        if self._num_failed_in_a_row >= MAX_FAILED_STEPS:
-            raise EngineError(f"{self._num_failed_in_a_row} steps in a row failed; the last: {error}") from error
-        if culprit is not None:
-            self._tokens.append(end_choice(culprit, "error", self._scheduler))
+        if culprit is None:
+            return
+        if self._blamed is not None:
+            raise EngineError(f"no step succeeds any more, whatever it holds; the last error: {error}") from error
+        self._blamed = culprit.request
+        self._end_request(culprit.request, "error")
 
     def _check_when_due(self, *, ran: bool) -> None:
         becomes_idle = not self._scheduler.requests and not self._is_idle

@@ -9,7 +9,7 @@ import pytest
 
 from kvarto.core.errors import EngineError
 from kvarto.core.step import Step
-from kvarto.engine.loop import HEARTBEAT_S, MAX_FAILED_STEPS
+from kvarto.engine.loop import HEARTBEAT_S
 from kvarto.engine.messages import Cancel, ResumedChoice, Shutdown, Stats, StatsRequest, StepOut
 from tests.engine.fake_model import Oracle
 from tests.engine.hashed_engine import EOS, Harness, Hooks, Shape
@@ -196,9 +196,9 @@ def test_a_device_that_is_past_use_ends_the_engine() -> None:
     harness = Harness(hooks=Hooks(before_run=fail))
     for _ in range(8):
         harness.add(10)
-    with pytest.raises(EngineError, match=f"{MAX_FAILED_STEPS} steps in a row failed; the last: sticky"):
+    with pytest.raises(EngineError, match="no step succeeds any more.*sticky"):
         harness.run()
-    assert sum(heard.reason == "error" for heard in harness.heard.values()) <= 3
+    assert sum(heard.reason == "error" for heard in harness.heard.values()) <= 1  # the others can be resumed
 
 
 def test_an_engine_bug_is_not_taken_for_a_bad_request() -> None:

@@ -89,5 +89,6 @@ def test_a_fault_for_good_still_lets_everybody_hear_an_end(point: str, n: int) -
 def test_steps_that_fail_for_good_end_the_engine() -> None:
     harness = Harness(SHAPE, HOOKS["step"](Nth(4, for_good=True)))
     harness.add(45, n=3, max_tokens=10)
+    harness.add(20)
     with pytest.raises(EngineError):
         harness.run()
