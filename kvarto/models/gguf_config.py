@@ -7,64 +7,18 @@ Qwen3-MoE's normalised shares) is spelt out here. Source: llama.cpp, convert_hf_
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
 from kvarto.core.errors import BadFile, UnsupportedModel
 from kvarto.models.gguf_container import GGUFTensor
+from kvarto.models.gguf_keys import MetadataKeys
 from kvarto.models.gguf_rope import RopeFactors, rope_scaling
 
 Config = dict[str, Any]
 
-
-class MetadataKeys:
-    """Typed reads below one architecture's prefix, which remember what was asked for. Raise BadFile."""
-
-    def __init__(self, metadata: dict[str, Any], architecture: str) -> None:
-        self._metadata = metadata
-        self._prefix = f"{architecture}."
-        self._asked: set[str] = set()
-
-    def get(self, key: str, default: Any = None) -> Any:
-        """The raw value."""
-        self._asked.add(key)
-        return self._metadata.get(self._prefix + key, default)
-
-    def count(self, key: str, default: int | None = None) -> int:
-        """An integer from 1 to 2^24. An array of equal integers, one per layer, counts as one."""
-        value = self.get(key, default)
-        if isinstance(value, np.ndarray) and value.size and (value == value[0]).all():
-            value = value[0].item()
-        if type(value) is not int or not 0 < value <= 1 << 24:
-            raise BadFile(f"`{self._prefix}{key}` is {value!r:.80}; an integer from 1 to {1 << 24} is needed")
-        return value
-
-    def number(self, key: str, default: float | None = None) -> float:
-        """A finite number. float32 values come as the shortest decimal that means them, as a config would say."""
-        value = self.get(key, default)
-        if type(value) not in (int, float) or not math.isfinite(value):
-            raise BadFile(f"`{self._prefix}{key}` is {value!r:.80}; a finite number is needed")
-        return float(str(np.float32(value)))
-
-    def has(self, key: str) -> bool:
-        """Whether the key is there."""
-        return self.get(key) is not None
-
-    def refuse_unknown(self) -> None:
-        """Raise UnsupportedModel for a key that nobody asked for."""
-        for key in self._metadata:
-            name = key.removeprefix(self._prefix)
-            if name != key and name not in self._asked | _WITHOUT_EFFECT:
-                raise UnsupportedModel(f"the GGUF key `{key}` = {self._metadata[key]!r:.60} is not built in")
-
-
-_WITHOUT_EFFECT = frozenset({
-    "rope.scaling.finetuned", "tensor_data_layout", "attention.causal", "vocab_size", "rope.dimension_count_swa",
-    "interleave_moe_layer_step", "quantization_version", "block_count", "context_length",
-})  # fmt: skip
+_WITHOUT_EFFECT = frozenset({"rope.scaling.finetuned", "tensor_data_layout", "vocab_size"})
+"""The vocabulary's size is that of the embedding table."""
 
 
 def config_of(metadata: dict[str, Any], tensors: dict[str, GGUFTensor], factors: RopeFactors) -> Config:
@@ -77,14 +31,14 @@ def config_of(metadata: dict[str, Any], tensors: dict[str, GGUFTensor], factors:
         )
     if "token_embd.weight" not in tensors:
         raise BadFile("tensor `token_embd.weight` is missing; convert the model again")
-    keys = MetadataKeys(metadata, str(architecture))
+    keys = MetadataKeys(metadata, f"{architecture}.")
     config = family(keys, tensors, factors)
     config["tie_word_embeddings"] = "output.weight" not in tensors
     for name, key in (("bos_token_id", "bos"), ("eos_token_id", "eos"), ("pad_token_id", "padding")):
         token = metadata.get(f"tokenizer.ggml.{key}_token_id")
         if type(token) is int:
             config[name] = token
-    keys.refuse_unknown()
+    keys.refuse_unknown(_WITHOUT_EFFECT)
     return config
 
 
@@ -94,6 +48,8 @@ def _common(keys: MetadataKeys, tensors: dict[str, GGUFTensor], factors: RopeFac
     head_dim = keys.count("attention.key_length", max(1, hidden // heads))
     if keys.count("attention.value_length", head_dim) != head_dim:
         raise UnsupportedModel(f"heads of {head_dim} for k and of another width for v are not built in")
+    if not keys.flag("attention.causal", True):
+        raise UnsupportedModel("attention in both directions (`attention.causal` = false) is not built in")
     config: Config = {
         "vocab_size": tensors["token_embd.weight"].shape[0],
         "hidden_size": hidden,
@@ -110,7 +66,7 @@ def _common(keys: MetadataKeys, tensors: dict[str, GGUFTensor], factors: RopeFac
     rotary_dim = keys.count("rope.dimension_count", head_dim)
     if rotary_dim != head_dim:
         config["partial_rotary_factor"] = rotary_dim / head_dim
-    scaling = rope_scaling(keys.get, keys.number, config, rotary_dim, factors)
+    scaling = rope_scaling(keys, config, rotary_dim, factors)
     if scaling is not None:
         config["rope_scaling"] = scaling
     return config
@@ -161,7 +117,7 @@ def _phi3(keys: MetadataKeys, tensors: dict[str, GGUFTensor], factors: RopeFacto
         "rope.scaling.original_context_length", config["max_position_embeddings"]
     )
     # 0 and absent mean full attention.
-    if keys.get("attention.sliding_window"):
+    if keys.number("attention.sliding_window", 0) != 0:
         config["sliding_window"] = keys.count("attention.sliding_window")
     return config
 
@@ -176,7 +132,7 @@ def _gemma(keys: MetadataKeys, tensors: dict[str, GGUFTensor], factors: RopeFact
     )
     config["sliding_window"] = keys.count("attention.sliding_window")
     for name in ("attn_logit_softcapping", "final_logit_softcapping"):
-        config[name] = keys.number(name) if keys.has(name) else None
+        config[name] = keys.optional_number(name)
     return config
 
 

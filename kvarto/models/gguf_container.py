@@ -86,9 +86,10 @@ def read_container(file: RawFile) -> GGUFContainer:
         if key in metadata:
             cursor.refuse(f"key `{key}` stands there twice")
         metadata[key] = _read_value(cursor, cursor.number("<I", f"the type of `{key}`"), key)
-    if metadata.get("split.count", 1) not in (0, 1):
+    if str(metadata.get("split.count", 1)) not in ("0", "1"):
         raise UnsupportedModel(
-            f"`{file.path}` is one of {metadata['split.count']} parts; join them with `llama-gguf-split --merge` first"
+            f"`{file.path}` is one of {metadata['split.count']!r:.20} parts; "
+            "join them with `llama-gguf-split --merge` first"
         )
     rows = [_read_tensor_row(cursor) for _ in range(num_tensors)]
     return GGUFContainer(metadata, _place_tensors(cursor, rows, _alignment(cursor, metadata)))

@@ -114,7 +114,7 @@ def _describe_folder(files: WeightFiles) -> _Description:
     if (folder / "generation_config.json").is_file():
         generation = read_json(folder / "generation_config.json")
     named = generation.get("eos_token_id", files.config.get("eos_token_id"))
-    eos = {*_ints(named), *_ids_of(tokenizer, [tokenizer.special_tokens.get("eos_token")])}
+    eos = {*_end_tokens(named), *_ids_of(tokenizer, [tokenizer.special_tokens.get("eos_token")])}
     template = _folder_template(folder, tokenizer)
     return _Description(tokenizer, template, frozenset(eos), _defaults(generation, {name: name for name in _BOUNDS}))
 
@@ -124,7 +124,7 @@ def _describe_gguf(files: GGUFFiles) -> _Description:
     tokenizer = tokenizer_from_gguf(metadata)
     eos = {*_ids_of(tokenizer, TURN_ENDS) & tokenizer.control_tokens}
     for key in ("eos", "eot", "eom"):
-        eos |= set(_ints(metadata.get(f"tokenizer.ggml.{key}_token_id")))
+        eos |= set(_end_tokens(metadata.get(f"tokenizer.ggml.{key}_token_id")))
     sources = {"default": metadata.get("tokenizer.chat_template")}
     sources["tool_use"] = metadata.get("tokenizer.chat_template.tool_use")
     sampling = {f"general.sampling.{key}": name for key, name in _GGUF_SAMPLING.items()}
@@ -155,9 +155,12 @@ def _template(sources: Mapping[Any, Any], tokenizer: Tokenizer) -> ChatTemplate 
     return ChatTemplate(default, special_tokens=tokenizer.special_tokens, tool_template=tool_template)
 
 
-def _ints(value: Any) -> list[int]:
-    values = value if isinstance(value, list) else [value]
-    return [item for item in values if type(item) is int and item >= 0]
+def _end_tokens(value: Any) -> list[int]:
+    """None, one id or a list. Anything else would leave answers without an end, so it is an error."""
+    values = [] if value is None else value if isinstance(value, list) else [value]
+    if any(type(item) is not int for item in values):
+        raise BadFile(f"the model names its end tokens as {value!r:.60}; an id or a list of ids is needed")
+    return values
 
 
 def _ids_of(tokenizer: Tokenizer, pieces: Iterable[str | None]) -> set[int]:

@@ -15,6 +15,7 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, processors
 
 from kvarto.core.errors import BadFile, KvartoError, UnsupportedModel
+from kvarto.models.gguf_keys import MetadataKeys
 from kvarto.models.pretokenizers import WORD_CUTS, WordCut
 
 PREFIX = "tokenizer.ggml."
@@ -39,20 +40,23 @@ class TokenType(IntEnum):
 
 def build_tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
     """Raises UnsupportedModel for a kind that is not built in, BadFile for a vocabulary that contradicts itself."""
-    kind = metadata.get(f"{PREFIX}model")
-    pieces, types = _vocabulary(metadata)
+    keys = MetadataKeys(metadata, PREFIX)
+    kind = keys.text("model", "none")
+    if kind not in ("gpt2", "llama"):
+        raise UnsupportedModel(f"the GGUF tokenizer `{kind:.40}` is not built in; built in are `gpt2` and `llama`")
+    is_sentence_piece = kind == "llama"
+    pieces, types = _vocabulary(keys)
     vocab = {piece: index for index, piece in enumerate(pieces)}
     if len(vocab) != len(pieces):
         raise BadFile(f"`{PREFIX}tokens` spells {len(pieces) - len(vocab)} tokens like others; convert the model again")
-    if kind not in ("gpt2", "llama"):
-        raise UnsupportedModel(f"the GGUF tokenizer `{kind!s:.40}` is not built in; built in are `gpt2` and `llama`")
+    architecture = metadata.get("general.architecture")
     with refusing("the vocabulary inside the GGUF file is inconsistent"):
-        if kind == "gpt2":
-            tokenizer = _byte_level(metadata, vocab)
+        if is_sentence_piece:
+            tokenizer = _sentence_piece(keys, vocab, types)
         else:
-            tokenizer = _sentence_piece(metadata, vocab, types)
-        _add_tokens(tokenizer, pieces, types, has_right_strip=_is_phi3(metadata))
-        _add_frame(tokenizer, metadata, pieces, adds_bos=kind == "llama")
+            tokenizer = _byte_level(keys, vocab, "gpt-2" if architecture == "gpt2" else "none")
+        _add_tokens(tokenizer, pieces, types, has_right_strip=is_sentence_piece and architecture == "phi3")
+        _add_frame(tokenizer, keys, special_token_ids(metadata), pieces, is_sentence_piece)
     return tokenizer
 
 
@@ -69,35 +73,33 @@ def refusing(what: str) -> Iterator[None]:
 
 def special_token_ids(metadata: Mapping[str, Any]) -> dict[str, int]:
     """Ids by role, for those that the file names and the vocabulary has."""
-    num_tokens = len(metadata.get(f"{PREFIX}tokens", ()))
+    num_tokens = len(MetadataKeys(metadata, PREFIX).texts("tokens"))
     ids = {role: metadata.get(f"{PREFIX}{name}_token_id") for name, role in _ROLES.items()}
     return {role: value for role, value in ids.items() if type(value) is int and 0 <= value < num_tokens}
 
 
-def _vocabulary(metadata: Mapping[str, Any]) -> tuple[list[str], list[int]]:
-    pieces = metadata.get(f"{PREFIX}tokens")
-    if not isinstance(pieces, list) or not pieces:
-        raise BadFile(f"`{PREFIX}tokens` is missing: the GGUF file carries no tokenizer; convert the model again")
-    if len(pieces) > MAX_TOKENS or max(map(len, pieces)) > MAX_PIECE_CHARS or sum(map(len, pieces)) > MAX_CHARS:
+def _vocabulary(keys: MetadataKeys) -> tuple[list[str], list[int]]:
+    pieces = keys.texts("tokens")
+    longest = max(map(len, pieces))
+    if len(pieces) > MAX_TOKENS or longest > MAX_PIECE_CHARS or sum(map(len, pieces)) > MAX_CHARS:
         raise BadFile(
-            f"`{PREFIX}tokens` has {len(pieces)} tokens, the longest of {max(map(len, pieces))} characters; at most "
-            f"{MAX_TOKENS} tokens of {MAX_PIECE_CHARS} characters and {MAX_CHARS} in all are read"
+            f"`{PREFIX}tokens` has {len(pieces)} tokens, the longest of {longest} characters; at most {MAX_TOKENS} "
+            f"tokens of {MAX_PIECE_CHARS} characters and {MAX_CHARS} in all are read"
         )
-    types = metadata.get(f"{PREFIX}token_type")
-    types = [int(TokenType.NORMAL)] * len(pieces) if types is None else [int(kind) for kind in types]
+    types = [int(TokenType.NORMAL)] * len(pieces)
+    if keys.has("token_type"):
+        types = [int(kind) for kind in keys.numbers("token_type")]
     if len(types) != len(pieces):
         raise BadFile(f"`{PREFIX}token_type` has {len(types)} entries for {len(pieces)} tokens")
     return pieces, types
 
 
-def _byte_level(metadata: Mapping[str, Any], vocab: dict[str, int]) -> Tokenizer:
-    cut = _word_cut(metadata)
-    merges = metadata.get(f"{PREFIX}merges")
-    if not isinstance(merges, list):
-        raise BadFile(f"`{PREFIX}merges` is missing, which `gpt2` tokenizers need; convert the model again")
-    pairs = [tuple(merge.split(" ")) for merge in merges]
-    if any(len(pair) != 2 for pair in pairs):
+def _byte_level(keys: MetadataKeys, vocab: dict[str, int], default_cut: str) -> Tokenizer:
+    cut = _word_cut(keys.text("pre", default_cut))
+    merges = [merge.split(" ") for merge in keys.texts("merges")]
+    if any(len(merge) != 2 for merge in merges):
         raise BadFile(f"`{PREFIX}merges` must hold two spellings with one space between them in each entry")
+    pairs = [(left, right) for left, right in merges]
     tokenizer = Tokenizer(models.BPE(vocab, pairs, ignore_merges=cut.is_whole_word_first))
     tokenizer.pre_tokenizer = cut.pre_tokenizer()
     if cut.is_composed:
@@ -106,27 +108,24 @@ def _byte_level(metadata: Mapping[str, Any], vocab: dict[str, int]) -> Tokenizer
     return tokenizer
 
 
-def _word_cut(metadata: Mapping[str, Any]) -> WordCut:
-    name = metadata.get(f"{PREFIX}pre")
-    if name is None and metadata.get("general.architecture") == "gpt2":
-        name = "gpt-2"
-    cut = WORD_CUTS.get(name) if isinstance(name, str) else None
+def _word_cut(name: str) -> WordCut:
+    cut = WORD_CUTS.get(name)
     if cut is None:
         raise UnsupportedModel(
-            f"the GGUF file cuts words by `{PREFIX}pre` = `{name!s:.40}`, which is not built in; built in are "
+            f"the GGUF file cuts words by `{PREFIX}pre` = `{name:.40}`, which is not built in; built in are "
             f"{', '.join(sorted(WORD_CUTS))}. A folder with `tokenizer.json` works for every model"
         )
     return cut
 
 
-def _sentence_piece(metadata: Mapping[str, Any], vocab: dict[str, int], types: list[int]) -> Tokenizer:
-    scores = metadata.get(f"{PREFIX}scores")
-    if scores is None or len(scores) != len(vocab):
+def _sentence_piece(keys: MetadataKeys, vocab: dict[str, int], types: list[int]) -> Tokenizer:
+    scores = keys.numbers("scores")
+    if len(scores) != len(vocab):
         raise BadFile(f"`{PREFIX}scores` must have one entry for each of the {len(vocab)} tokens")
     unknown = next((piece for piece, index in vocab.items() if types[index] == TokenType.UNKNOWN), None)
-    merges = _merges_by_score(vocab, types, [float(score) for score in scores])
+    merges = _merges_by_score(vocab, types, scores)
     tokenizer = Tokenizer(models.BPE(vocab, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True))
-    has_space_prefix = bool(metadata.get(f"{PREFIX}add_space_prefix", True))
+    has_space_prefix = keys.flag("add_space_prefix", True)
     marks = [normalizers.Replace(" ", "▁")]
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), *marks] if has_space_prefix else marks)
     steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
@@ -149,10 +148,6 @@ def _merges_by_score(vocab: dict[str, int], types: list[int], scores: list[float
     return [(left, right) for *_, left, right in found]
 
 
-def _is_phi3(metadata: Mapping[str, Any]) -> bool:
-    return metadata.get("general.architecture") == "phi3" and metadata.get(f"{PREFIX}model") == "llama"
-
-
 def _add_tokens(tokenizer: Tokenizer, pieces: list[str], types: list[int], has_right_strip: bool) -> None:
     """Control tokens and user-defined ones are found in a text before anything else; only the former are special."""
     control: list[AddedToken] = []
@@ -168,12 +163,13 @@ def _add_tokens(tokenizer: Tokenizer, pieces: list[str], types: list[int], has_r
     tokenizer.add_tokens(others)
 
 
-def _add_frame(tokenizer: Tokenizer, metadata: Mapping[str, Any], pieces: list[str], adds_bos: bool) -> None:
+def _add_frame(
+    tokenizer: Tokenizer, keys: MetadataKeys, ids: dict[str, int], pieces: list[str], is_sentence_piece: bool
+) -> None:
     """The tokens that the model wants around a text."""
-    ids = special_token_ids(metadata)
-    adds_bos = adds_bos or metadata.get(f"{PREFIX}pre") in ("llama3", "llama-v3", "llama-bpe", "tekken")
-    has_bos = metadata.get(f"{PREFIX}add_bos_token", adds_bos) and "bos_token" in ids
-    has_eos = metadata.get(f"{PREFIX}add_eos_token", False) and "eos_token" in ids
+    adds_bos = is_sentence_piece or keys.text("pre", "none") in ("llama3", "llama-v3", "llama-bpe", "tekken")
+    has_bos = keys.flag("add_bos_token", adds_bos) and "bos_token" in ids
+    has_eos = keys.flag("add_eos_token", False) and "eos_token" in ids
     frame = [ids["bos_token"]] if has_bos else []
     tail = [ids["eos_token"]] if has_eos else []
     if not frame and not tail:

@@ -68,6 +68,13 @@ def test_end_tokens_of_all_sources(folder: Path) -> None:
     model.close()
 
 
+def test_end_tokens_of_another_type_are_refused(folder: Path) -> None:
+    for value in ("2", [1, "2"], 2.0, True, {"a": 1}):
+        write(folder, "generation_config.json", {"eos_token_id": value})
+        with pytest.raises(BadFile, match="end tokens"):
+            open_model(folder, DType.F32)
+
+
 def test_sampling_defaults(folder: Path) -> None:
     write(
         folder,

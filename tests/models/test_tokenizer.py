@@ -7,6 +7,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import sentencepiece
 import tokenizers
@@ -159,7 +160,7 @@ def byte_level_metadata(pre: str, **extra: Any) -> dict[str, Any]:
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": pre,
         "tokenizer.ggml.tokens": [*pieces, "<|end|>", "<tool>"],
-        "tokenizer.ggml.token_type": [1] * len(pieces) + [3, 4],
+        "tokenizer.ggml.token_type": np.array([1] * len(pieces) + [3, 4]),
         "tokenizer.ggml.merges": [" ".join(merge) for merge in merges],
         "tokenizer.ggml.bos_token_id": len(pieces),
         "tokenizer.ggml.eos_token_id": len(pieces),
@@ -242,8 +243,8 @@ def test_sentence_piece_equals_its_library(add_space_prefix: bool, tmp_path: Pat
         "general.architecture": "llama",
         "tokenizer.ggml.model": "llama",
         "tokenizer.ggml.tokens": [theirs.id_to_piece(i) for i in range(theirs.vocab_size())],
-        "tokenizer.ggml.scores": [theirs.get_score(i) for i in range(theirs.vocab_size())],
-        "tokenizer.ggml.token_type": kinds,
+        "tokenizer.ggml.scores": np.array([theirs.get_score(i) for i in range(theirs.vocab_size())]),
+        "tokenizer.ggml.token_type": np.array(kinds),
         "tokenizer.ggml.bos_token_id": theirs.bos_id(),
         "tokenizer.ggml.eos_token_id": theirs.eos_id(),
         "tokenizer.ggml.add_space_prefix": add_space_prefix,
@@ -281,13 +282,13 @@ def test_the_frame_follows_the_file() -> None:
     ("change", "error", "says"),
     [
         ({"tokenizer.ggml.pre": "viking"}, UnsupportedModel, "`viking`.*gpt-2.*smollm"),
-        ({"tokenizer.ggml.pre": None}, UnsupportedModel, "`None`"),
+        ({"tokenizer.ggml.pre": None}, UnsupportedModel, "`none`"),
         ({"tokenizer.ggml.model": "t5"}, UnsupportedModel, "`t5`"),
-        ({"tokenizer.ggml.model": None}, UnsupportedModel, "`None`"),
+        ({"tokenizer.ggml.model": None}, UnsupportedModel, "`none`"),
         ({"tokenizer.ggml.tokens": None}, BadFile, "tokens` is missing"),
         ({"tokenizer.ggml.tokens": ["a", "b", "a"], "tokenizer.ggml.token_type": None}, BadFile, "like others"),
         ({"tokenizer.ggml.tokens": ["a" * 600]}, BadFile, "600 characters"),
-        ({"tokenizer.ggml.token_type": [1]}, BadFile, "1 entries for"),
+        ({"tokenizer.ggml.token_type": np.array([1])}, BadFile, "1 entries for"),
         ({"tokenizer.ggml.merges": None}, BadFile, "merges` is missing"),
         ({"tokenizer.ggml.merges": ["a b c"]}, BadFile, "one space"),
         ({"tokenizer.ggml.merges": ["zz qqq"]}, BadFile, "inconsistent"),
