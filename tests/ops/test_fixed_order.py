@@ -76,3 +76,27 @@ def test_a_tiled_product_gives_a_row_the_same_bits_at_any_place(shape: tuple[int
         assert torch.equal(torch.mm(tile, weight.t(), out=out)[place], want[0])
         chosen = torch.randperm(TILE_ROWS, generator=generator)
         assert torch.equal(torch.mm(tile.copy_(rows[chosen]), weight.t(), out=out), want[chosen])
+
+
+@pytest.mark.parametrize("shape", [(24, 8, 64), (24, 16, 80), (2, 32, 256)], ids=str)
+def test_batched_products_and_sums_give_a_row_the_same_bits_at_any_place(
+    shape: tuple[int, int, int], threads: int
+) -> None:
+    """The same habit, for the calls of attention: rows and products of a chunk may change places."""
+    num_products, num_rows, head_dim = shape
+    generator = torch.Generator().manual_seed(3)
+    query, key, value = (torch.randn(num_products, n, head_dim, generator=generator) for n in (num_rows, 64, 64))
+    before = torch.randn(num_products, num_rows, head_dim, generator=generator)
+    scores, total, out = torch.empty(num_products, num_rows, 64), torch.empty(num_products, num_rows, 1), before.clone()
+
+    def run(products: torch.Tensor, rows: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        torch.bmm(query[products][:, rows].contiguous(), key[products].transpose(1, 2), out=scores)
+        torch.sum(scores, dim=-1, keepdim=True, out=total)
+        out.copy_(before[products][:, rows]).baddbmm_(scores, value[products])
+        return scores.clone(), total.clone(), out.clone()
+
+    want = run(torch.arange(num_products), torch.arange(num_rows))
+    for _ in range(5):
+        products, rows = (torch.randperm(n, generator=generator) for n in (num_products, num_rows))
+        for got, expected in zip(run(products, rows), want, strict=True):
+            assert torch.equal(got, expected[products][:, rows])
