@@ -3,7 +3,7 @@
 #   make test ARGS='tests/memory -x'  the suite; minutes on two cores
 #   make test-heavy                   the runs that take minutes each
 #   make lint                         ruff, mypy, import-linter
-#   make bench ARGS='...'             kvarto bench memory, then every file of benchmarks/
+#   make bench ARGS=memory          every file of benchmarks/, or those whose path has the word
 
 PYTHON ?= python3
 VENV := .venv
