@@ -1,6 +1,6 @@
 """How does paging reduce fragmentation, on the complete public traces? Ends with one JSON line.
 
-The traces are read from `../shared/data/traces`, beside the checkout; `kvarto bench memory --trace FILE` takes any other.
+Traces are read from `../shared/data/traces`, beside the checkout; `kvarto bench memory --trace FILE` takes any other.
 """
 
 from __future__ import annotations
