@@ -48,6 +48,7 @@ class Driver:
         self.random = random.Random(seed)
         self.prompts = [self._random_tokens(self.random.randrange(1, 160)) for _ in range(4)]
         self.max_choices = self.random.choice((2, 4, 8))
+        self.use_prefix_rate = self.random.choice((0.95, 0.5))
 
     def step(self) -> None:
         """One random event."""
@@ -55,7 +56,7 @@ class Driver:
         roll = rng.random()
         if not world.choices or (roll < 0.12 and len(world.choices) < self.max_choices):
             salt, adapter = rng.choice((None, None, None, "", "t")), rng.choice((b"", b"", b"a"))
-            world.open(self._prompt(), salt, adapter, use_prefix=rng.random() < 0.95)
+            world.open(self._prompt(), salt, adapter, use_prefix=rng.random() < self.use_prefix_rate)
         elif roll < 0.70:
             self._advance(rng.choice(world.choices))
         elif roll < 0.76:

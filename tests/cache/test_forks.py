@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from kvarto.core.errors import TransferFailed
 from tests.cache.test_prefix import compute
-from tests.cache.world import Scene, World
+from tests.cache.world import Choice, Scene, World
 
 
 @pytest.mark.parametrize("page_size", [8, 16, 64])
@@ -102,4 +104,40 @@ def test_an_overdue_copy_fails_and_its_pages_wait_for_the_thread() -> None:
     world.executor.run_due()
     world.cache.sweep()
     assert world.pool.num_draining == 0
+    world.drain()
+
+
+def late(world: World) -> Choice:
+    """A sequence that computed what is cached already, and more: it is detached until it closes."""
+    world.close(compute(world, world.open([1] * 64)))
+    choice = compute(world, world.open([1] * 64 + [2] * 56, use_prefix=False))
+    assert not choice.sequence.is_attached
+    return choice
+
+
+@pytest.mark.parametrize("page_size", [8, 16, 32])
+def test_forks_of_a_late_sequence_publish_when_the_last_one_closes(page_size: int) -> None:
+    world = World(Scene(page_size=page_size, num_pages=200))
+    parent = late(world)
+    child = world.fork(parent)
+    world.close(parent)
+    world.check()
+    assert world.pool.num_evictable == 64 // page_size, "pages in use below unused ones could not be counted evictable"
+    world.close(child)
+    world.check()
+    assert world.open([1] * 64 + [2] * 56).sequence.num_cached_tokens == 112
+    world.drain()
+
+
+def test_a_late_sequence_publishes_nothing_that_has_not_arrived() -> None:
+    world = World(Scene(page_size=64, num_pages=200, fault_rate=1.0))
+    parent = late(world)
+    child = world.fork(parent)
+    child.tokens += [3]
+    world.cache.grow(child.sequence, len(child.tokens))
+    world.close(parent)  # which leaves all its pages to the child, whose last one is not there yet
+    world.close(child)
+    world.tick(1.0)
+    world.scene = replace(world.scene, fault_rate=0.0)
+    compute(world, world.open([1] * 64 + [2] * 56 + [3]))
     world.drain()

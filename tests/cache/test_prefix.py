@@ -9,7 +9,7 @@ import pytest
 from kvarto.cache.digests import MATCH_UNIT
 from kvarto.cache.kv_cache import KV_OWNER
 from kvarto.planning.page_count import pages_for_sequence
-from tests.cache.world import Choice, Scene, World, truncated_digests
+from tests.cache.world import Choice, Scene, World, confused_digests, truncated_digests
 
 PAGE_SIZES = (8, 16, 32, 64, 128, 256)
 
@@ -97,11 +97,13 @@ def test_salt_and_adapter_separate() -> None:
 
 
 @pytest.mark.parametrize("num_values", [1, 2, 5])
-@pytest.mark.parametrize("page_size", [8, 16, 64])
-def test_a_collision_of_digests_never_serves_other_tokens(page_size: int, num_values: int) -> None:
+@pytest.mark.parametrize(("page_size", "windows"), [(8, (None,)), (16, (None,)), (16, (40,)), (64, (None, 24))])
+def test_a_collision_of_digests_never_serves_other_tokens(
+    page_size: int, windows: tuple[int | None, ...], num_values: int
+) -> None:
     """The world compares every number that attention would read; and equal prompts may still meet."""
     with truncated_digests(num_values):
-        world = World(Scene(page_size=page_size, num_pages=200))
+        world = World(Scene(page_size=page_size, windows=windows, num_pages=200))
         rng = random.Random(num_values)
         prompts = [[rng.randrange(2) for _ in range(rng.randrange(1, 150))] for _ in range(20)]
         for _ in range(100):
@@ -121,6 +123,17 @@ def test_the_second_copy_of_the_same_tokens_is_not_cached_and_its_rest_is() -> N
     assert serve(world, [1] * 64 + [2] * 64) == 127
     assert serve(world, [1] * 64 + [3] * 64) == 127
     world.drain()
+
+
+def test_a_collision_when_a_sequence_closes_leads_to_no_other_chain() -> None:
+    """Published late, under the digest of other tokens with the same parent: what follows must not land below them."""
+    with confused_digests([1] * 16, [2] * 16):
+        world = World(Scene(page_size=16, num_pages=100))
+        serve(world, [1] * 16 + [9] * 16)
+        serve(world, [2] * 16 + [5] * 16)
+        serve(world, [2] * 16 + [5] * 16)
+        assert serve(world, [1] * 16 + [5] * 17) == 16
+        world.drain()
 
 
 def test_without_prefix_caching_nothing_stays() -> None:

@@ -9,6 +9,7 @@ wrong output for somebody. The judge counts users, pins and states from what the
 from __future__ import annotations
 
 import random
+from array import array
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -347,4 +348,15 @@ def truncated_digests(num_values: int) -> Iterator[None]:
             return self._value.to_bytes(DIGEST_BYTES, "little")
 
     with patch("kvarto.cache.digests.blake2b", Truncated):
+        yield
+
+
+@contextmanager
+def confused_digests(a: list[int], b: list[int]) -> Iterator[None]:
+    """A hash that takes the tokens `b` for `a`, and is sound otherwise."""
+
+    def confused(data: bytes, **kwargs: Any) -> Any:
+        return blake2b(data.replace(array("i", b).tobytes(), array("i", a).tobytes()), **kwargs)
+
+    with patch("kvarto.cache.digests.blake2b", confused):
         yield
