@@ -223,8 +223,7 @@ def _place_tensors(
             cursor.refuse(f"tensor `{name}` lies at {offset} of the data, {expected} was expected")
         if data_start + offset + size_bytes > cursor.file.size_bytes:
             cursor.refuse(
-                f"tensor `{name}` ends at byte {data_start + offset + size_bytes}, the file at "
-                f"{cursor.file.size_bytes}"
+                f"tensor `{name}` ends at byte {data_start + offset + size_bytes}, the file at {cursor.file.size_bytes}"
             )
         expected = align_up(offset + size_bytes, alignment)
         tensors[name] = GGUFTensor(name, shape, quant, data_start + offset, size_bytes)
