@@ -17,7 +17,7 @@ from kvarto.server.chat import create_chat_completion
 from kvarto.server.completions import create_completion
 from kvarto.server.errors import install_handlers
 from kvarto.server.metrics import CONTENT_TYPE, exposition
-from kvarto.server.middleware import Counted, Keys, RequestId
+from kvarto.server.middleware import Counted, Keys, RequestId, RootPath
 from kvarto.server.protocol import (
     ChatCompletion,
     ChatRequest,
@@ -48,14 +48,12 @@ def package_version() -> str:
 
 def build_app(service: Service) -> ASGIApp:
     """The whole application, middleware included."""
-    api = FastAPI(
-        title="Kvarto", version=package_version(), docs_url=None, redoc_url=None, root_path=service.config.root_path
-    )
+    api = FastAPI(title="Kvarto", version=package_version(), docs_url=None, redoc_url=None)
     _add_api(api, service)
     _add_probes(api, service)
     install_handlers(api)
     paths = {getattr(route, "path", "") for route in api.routes} - {f"{_MODEL_PREFIX}{{model_id:path}}"}
-    app: ASGIApp = api
+    app: ASGIApp = RootPath(api, service.config.root_path) if service.config.root_path else api
     if service.config.api_key:
         app = Keys(app, service.config.api_key, service.config.root_path)
     if service.config.allowed_origins:

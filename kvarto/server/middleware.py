@@ -46,6 +46,18 @@ class RequestId:
         await self._app(scope, receive, send_with_id)
 
 
+class RootPath:
+    """Tells the application under which prefix a proxy publishes it; requests may come with the prefix or without."""
+
+    def __init__(self, app: ASGIApp, root_path: str) -> None:
+        self._app = app
+        self._root_path = root_path.rstrip("/")
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Set it for routing and for the OpenAPI file."""
+        await self._app({**scope, "root_path": self._root_path}, receive, send)
+
+
 class Counted:
     """Counts answers by route, method and status."""
 
@@ -101,6 +113,6 @@ class Keys:
         if scope["type"] == "http" and path in self._open:
             return True
         scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
-        offered = key.strip().encode("utf-8", "surrogateescape")
+        offered = key.strip().encode("latin-1")  # the bytes as they were sent
         accepted = [hmac.compare_digest(offered, known) for known in self._keys]  # all of them: no early end
         return scheme.lower() == "bearer" and any(accepted)

@@ -98,7 +98,10 @@ class FakeEngine:
         return bool(select.select([self.connection], [], [], timeout_s)[0])
 
     def take(self) -> None:
-        header = self.connection.recv(HEADER_BYTES, socket.MSG_WAITALL)
+        try:
+            header = self.connection.recv(HEADER_BYTES, socket.MSG_WAITALL)
+        except ConnectionResetError:
+            header = b""
         if len(header) < HEADER_BYTES:
             os._exit(0)
         message = decode_to_engine(self.connection.recv(frame_length(header), socket.MSG_WAITALL))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -112,30 +113,21 @@ async def running(
         command=COMMAND,
         observer=metrics,
     )
-    await engine.start()
     bodies = BodyReader(config.max_request_bytes, strict_fields=config.strict_fields)
     service = Service(engine, served, config, bodies, Prompts(served), metrics)
-    bound = listening.bind(config)
-    listening.listen(bound, config)
     http = uvicorn.Server(uvicorn.Config(build_app(service), log_config=None, lifespan="off", ws="none"))
-    http.capture_signals = _nothing  # type: ignore[method-assign]
-    serving = asyncio.create_task(http.serve(sockets=[bound]))
-    url = listening.url_of(bound, config)
+    http.capture_signals = contextlib.nullcontext  # type: ignore[assignment, method-assign]
+    bound = listening.bind(config)
     try:
+        await engine.start()
+        listening.listen(bound, config)
+        serving = asyncio.create_task(http.serve(sockets=[bound]))
+        url = listening.url_of(bound, config)
         async with httpx.AsyncClient(base_url=url, timeout=30) as client:
             yield Running(url, client, engine, service)
-    finally:
         http.should_exit = http.force_exit = True
         await serving
+    finally:
         service.prompts.close()
         await engine.close()
         listening.close(bound, config)
-
-
-class _Nothing:
-    def __enter__(self) -> None: ...
-    def __exit__(self, *args: object) -> None: ...
-
-
-def _nothing() -> Any:
-    return _Nothing()
