@@ -141,6 +141,7 @@ class KVCache:
         self._pool.share(child.pages)
         child.copies = self._copies.share(parent.copies)
         child.may_share_tail = parent.may_share_tail = True
+        parent.num_writable_tokens = 0
         if child.root is not None:
             self._index.enter(child.root)
             self._writer.stand_on(child, parent.entries)
@@ -154,10 +155,10 @@ class KVCache:
 
     def grow(self, sequence: Sequence, num_tokens: int) -> None:
         """Make room for `num_tokens` tokens in all, the next one writable. Raises OutOfPages with nothing changed."""
-        num_pages = self._geometry.num_pages(num_tokens)
-        if num_pages <= sequence.num_pages and not sequence.may_share_tail:
+        if num_tokens <= sequence.num_writable_tokens:
             return
         shared = self._shared_tail(sequence)
+        num_pages = self._geometry.num_pages(num_tokens)
         num_new = max(0, num_pages - sequence.num_pages)
         pages = self._allocate(num_new * self._geometry.num_groups + len(shared))
         sequence.may_share_tail = False
@@ -168,6 +169,7 @@ class KVCache:
             new = pages[len(shared) :].reshape(self._geometry.num_groups, num_new)
             sequence.table[:, sequence.num_pages : num_pages] = new
             sequence.num_pages = num_pages
+        sequence.num_writable_tokens = sequence.num_pages * self._geometry.page_size
 
     def is_ready(self, sequence: Sequence) -> bool:
         """Its copies have arrived, so a step may read and write its pages. Raises TransferFailed: close it then."""

@@ -48,7 +48,17 @@ class EntryUnit(Unit):
 class Entry:
     """A stretch of tokens after a prefix."""
 
-    __slots__ = ("children", "depth", "digests", "num_sequences", "parent", "tokens", "units")
+    __slots__ = (
+        "depth",
+        "digests",
+        "first_child",
+        "next_sibling",
+        "num_sequences",
+        "parent",
+        "previous_sibling",
+        "tokens",
+        "units",
+    )
 
     def __init__(self, parent: Entry | None, tokens: bytes, digests: list[bytes], num_parts: int) -> None:
         self.parent = parent
@@ -59,10 +69,38 @@ class Entry:
         self.digests = digests
         """One for each whole match unit."""
         self.units: list[EntryUnit | None] = [None] * num_parts
-        self.children: dict[Entry, None] = {}
-        """Oldest first."""
         self.num_sequences = 0
         """Live sequences whose last whole entry this is."""
+        # Children are linked, newest first: a dictionary in each entry would be a quarter of all its bytes.
+        self.first_child: Entry | None = None
+        self.next_sibling: Entry | None = None
+        self.previous_sibling: Entry | None = None
+        if parent is not None:
+            self._link(parent)
+
+    @property
+    def children(self) -> Iterator[Entry]:
+        """Newest first."""
+        child = self.first_child
+        while child is not None:
+            yield child
+            child = child.next_sibling
+
+    def _link(self, parent: Entry) -> None:
+        self.next_sibling = parent.first_child
+        if self.next_sibling is not None:
+            self.next_sibling.previous_sibling = self
+        parent.first_child = self
+
+    def unlink(self) -> None:
+        """Leave the parent."""
+        if self.previous_sibling is not None:
+            self.previous_sibling.next_sibling = self.next_sibling
+        else:
+            assert self.parent is not None, "a root has no parent to leave"
+            self.parent.first_child = self.next_sibling
+        if self.next_sibling is not None:
+            self.next_sibling.previous_sibling = self.previous_sibling
 
 
 def _base(entry: Entry, part: Part) -> Unit | None:
@@ -145,7 +183,6 @@ class PrefixIndex:
     def add(self, parent: Entry, tokens: bytes, digests: list[bytes], pages: list[list[int]]) -> Entry:
         """Cache a new entry. `pages`: [num_groups, pages_per_entry], held by the caller."""
         entry = Entry(parent, tokens, digests, len(self._geometry.parts))
-        parent.children[entry] = None
         for digest in digests:
             self._by_digest.setdefault(digest, entry)
         self.adopt(entry, pages)
@@ -204,9 +241,11 @@ class PrefixIndex:
     def _check_entry(self, entry: Entry) -> None:
         parent = entry.parent
         assert parent is not None
-        assert entry in parent.children, "an entry is not among its parent's children"
+        before, after = entry.previous_sibling, entry.next_sibling
+        assert (before.next_sibling if before else parent.first_child) is entry, "siblings are linked wrong"
+        assert after is None or after.previous_sibling is entry, "siblings are linked wrong"
         assert len(entry.tokens) // TOKEN_BYTES // MATCH_UNIT == len(entry.digests), "digests do not cover the tokens"
-        assert entry.children or entry.num_sequences or any(entry.units), "an entry without any use is kept"
+        assert entry.first_child or entry.num_sequences or any(entry.units), "an entry without any use is kept"
         if self._geometry.full_part is not None:
             assert entry.units[0] is not None, "an entry has no full-attention pages"
         assert entry.digests == unit_digests(parent.digests[-1], entry.tokens), "digests do not chain"
@@ -281,7 +320,7 @@ class PrefixIndex:
             if entry is not None and entry.parent is parent:
                 yield entry
                 break
-        yield from islice(reversed(parent.children), _MAX_SIBLINGS) if rest else ()
+        yield from islice(parent.children, _MAX_SIBLINGS) if rest else ()
 
     def _lose(self, unit: EntryUnit) -> None:
         unit.entry.units[unit.part.index] = None
@@ -306,7 +345,7 @@ class PrefixIndex:
 
     def _prune(self, entry: Entry) -> None:
         """Drop the entry, and those above it, that have no pages, no children and no sequence."""
-        while not entry.children and not entry.num_sequences and not any(entry.units):
+        while entry.first_child is None and not entry.num_sequences and not any(entry.units):
             parent = entry.parent
             if parent is None:
                 del self._roots[entry.digests[0]]
@@ -315,8 +354,7 @@ class PrefixIndex:
             entry = parent
 
     def _unlink(self, entry: Entry) -> None:
-        assert entry.parent is not None
-        del entry.parent.children[entry]
+        entry.unlink()
         for digest in entry.digests:
             if self._by_digest.get(digest) is entry:
                 del self._by_digest[digest]

@@ -32,6 +32,8 @@ class Sequence:
     """The computed tokens."""
     copies: list[PageCopy] = field(default_factory=list)
     """Copies into its pages that it has to wait for."""
+    num_writable_tokens: int = 0
+    """Up to here `grow` has nothing to do. 0 while unknown: after `open`, and after a fork."""
     may_share_tail: bool = False
     """The page that the next token goes to may have other users, and is copied before it is written."""
     next_event: int = 0
