@@ -2,7 +2,7 @@
 
 General matrix libraries choose kernels, and with them the order of sums, by the call's shape. Here the shape is always
 `[32, in] x [in, block]` with the same zero-padded scratch, and within one shape a row's bits depend on that row alone
-(measured; `tests/ops/test_row_invariance.py` checks it on each machine). Weights that are not f32 are widened by blocks
+(measured; `tests/ops/test_fixed_order.py` checks it on each machine). Weights that are not f32 are widened by blocks
 of output rows.
 """
 
