@@ -27,10 +27,10 @@ from kvarto.engine.config import EngineConfig
 from kvarto.engine.token_table import TokenTable
 from kvarto.models.hub import resolve
 from kvarto.models.model import Model, open_model
-from kvarto.server import listening
 from kvarto.server.app import build_app, package_version
 from kvarto.server.body import BodyReader
 from kvarto.server.config import ServerConfig
+from kvarto.server.listening import ListeningSocket
 from kvarto.server.metrics import ServerMetrics
 from kvarto.server.prompts import Prompts
 from kvarto.server.served_model import ServedModel
@@ -46,7 +46,7 @@ def run(config: ServerConfig, engine: EngineConfig, *, say: Say = print) -> None
     """Serve until a signal ends it. Raises KvartoError when it cannot start; nothing is left behind."""
     _check(config)
     _set_up_logging(config)
-    bound = listening.bind(config)
+    place = ListeningSocket(config)
     try:
         phases = Phases(say)
         say(f"Kvarto {package_version()} · {engine.model}")
@@ -56,15 +56,15 @@ def run(config: ServerConfig, engine: EngineConfig, *, say: Say = print) -> None
         try:
             model.files.close()
             served = _served_model(model, config)
-            uvloop.run(_serve(config, msgspec.structs.replace(engine, model=str(path)), served, bound, phases, say))
+            uvloop.run(_serve(config, msgspec.structs.replace(engine, model=str(path)), served, place, phases, say))
         finally:
             model.close()
     finally:
-        listening.close(bound, config)
+        place.close()
 
 
 async def _serve(
-    config: ServerConfig, engine: EngineConfig, model: ServedModel, bound: socket.socket, phases: Phases, say: Say
+    config: ServerConfig, engine: EngineConfig, model: ServedModel, place: ListeningSocket, phases: Phases, say: Say
 ) -> None:
     metrics = ServerMetrics()
     client = EngineClient(
@@ -83,9 +83,9 @@ async def _serve(
         phases.end()
         bodies = BodyReader(config.max_request_bytes, strict_fields=config.strict_fields)
         service = Service(client, model, config, bodies, prompts, metrics)
-        listening.listen(bound, config)
-        _say_ready(service, engine, listening.url_of(bound, config), phases, say)
-        await ending.serve(_http_server(service), bound)
+        place.listen()
+        _say_ready(service, engine, place.url, phases, say)
+        await ending.serve(_http_server(service), place.socket)
     finally:
         prompts.close()
         await client.close()

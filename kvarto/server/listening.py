@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import socket
@@ -13,42 +14,50 @@ from kvarto.server.config import ServerConfig
 _BACKLOG = 2048
 
 
-def bind(config: ServerConfig) -> socket.socket:
-    """A socket that holds its place and does not listen yet. Raises UsageError.
+class ListeningSocket:
+    """The place where clients find the server. Constructed it holds the place; `listen` opens it; `close` gives it up.
 
     The file of a Unix socket appears only with `listen`: whoever waits for it may connect at once.
     """
-    if config.uds is None:
-        return _bind_tcp(config.host, config.port)
-    _remove_stale(config.uds)
-    return socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
 
+    def __init__(self, config: ServerConfig) -> None:
+        """Raises UsageError when the place cannot be had."""
+        self._config = config
+        self._owns_file = False
+        if config.uds is None:
+            self.socket = _bind_tcp(config.host, config.port)
+        else:
+            _remove_stale(config.uds)
+            self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
 
-def listen(bound: socket.socket, config: ServerConfig) -> None:
-    """Take connections from now on. Raises UsageError when somebody else took the place meanwhile."""
-    if config.uds is not None:
-        _bind_unix(bound, config.uds)
-    try:
-        bound.listen(_BACKLOG)
-    except OSError as error:
-        raise _refused(config.host, config.port, error) from error
+    def listen(self) -> None:
+        """Take connections from now on. Raises UsageError when somebody else took the place meanwhile."""
+        config = self._config
+        if config.uds is not None:
+            _bind_unix(self.socket, config.uds)
+            self._owns_file = True
+        try:
+            self.socket.listen(_BACKLOG)
+        except OSError as error:
+            raise _refused(config.host, config.port, error) from error
 
+    @property
+    def url(self) -> str:
+        """For people: `http://127.0.0.1:8000`, or `unix:` and a path."""
+        config = self._config
+        if config.uds is not None:
+            return f"unix:{config.uds}"
+        host, port = self.socket.getsockname()[:2]
+        shown = "127.0.0.1" if host in ("0.0.0.0", "::") else f"[{host}]" if ":" in host else host
+        return f"{'https' if config.ssl_certfile else 'http'}://{shown}:{port}"
 
-def url_of(bound: socket.socket, config: ServerConfig) -> str:
-    """Where clients find the server, for people: `http://127.0.0.1:8000`."""
-    if config.uds is not None:
-        return f"unix:{config.uds}"
-    host, port = bound.getsockname()[:2]
-    shown = "127.0.0.1" if host in ("0.0.0.0", "::") else f"[{host}]" if ":" in host else host
-    return f"{'https' if config.ssl_certfile else 'http'}://{shown}:{port}"
-
-
-def close(bound: socket.socket, config: ServerConfig) -> None:
-    """Close it, and remove the file of a Unix socket that is ours."""
-    is_ours = config.uds is not None and bound.getsockname() == config.uds
-    bound.close()
-    if config.uds is not None and is_ours and os.path.exists(config.uds):
-        os.unlink(config.uds)
+    def close(self) -> None:
+        """Close it, and remove the file that it made."""
+        self.socket.close()
+        if self._owns_file and self._config.uds is not None:
+            self._owns_file = False
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self._config.uds)
 
 
 def _bind_tcp(host: str, port: int) -> socket.socket:

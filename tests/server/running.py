@@ -19,10 +19,10 @@ from kvarto.core.errors import InvalidRequest
 from kvarto.engine.client import EngineClient
 from kvarto.engine.config import EngineConfig
 from kvarto.engine.token_table import TokenTable
-from kvarto.server import listening
 from kvarto.server.app import build_app
 from kvarto.server.body import BodyReader
 from kvarto.server.config import ServerConfig
+from kvarto.server.listening import ListeningSocket
 from kvarto.server.metrics import ServerMetrics
 from kvarto.server.prompts import Prompts
 from kvarto.server.served_model import ServedModel
@@ -117,17 +117,16 @@ async def running(
     service = Service(engine, served, config, bodies, Prompts(served), metrics)
     http = uvicorn.Server(uvicorn.Config(build_app(service), log_config=None, lifespan="off", ws="none"))
     http.capture_signals = contextlib.nullcontext  # type: ignore[assignment, method-assign]
-    bound = listening.bind(config)
+    place = ListeningSocket(config)
     try:
         await engine.start()
-        listening.listen(bound, config)
-        serving = asyncio.create_task(http.serve(sockets=[bound]))
-        url = listening.url_of(bound, config)
-        async with httpx.AsyncClient(base_url=url, timeout=30) as client:
-            yield Running(url, client, engine, service)
+        place.listen()
+        serving = asyncio.create_task(http.serve(sockets=[place.socket]))
+        async with httpx.AsyncClient(base_url=place.url, timeout=30) as client:
+            yield Running(place.url, client, engine, service)
         http.should_exit = http.force_exit = True
         await serving
     finally:
         service.prompts.close()
         await engine.close()
-        listening.close(bound, config)
+        place.close()
