@@ -41,7 +41,8 @@ class Crews:
         """Whose turn it is, among those that run and the one that comes next."""
         if not self.is_mixed:
             return None
-        present = {crew_of(choice) for choice in running} | ({crew_of(head)} if head is not None else set())
+        candidates = [*running, head] if head is not None else running
+        present = dict.fromkeys(crew_of(choice) for choice in candidates)  # ordered, so that ties are settled alike
         crew = min(present, key=lambda each: self._last_turn[each], default=None)
         self._turn += 1
         self._last_turn[crew] = self._turn

@@ -11,6 +11,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from dataclasses import dataclass, field
+from hashlib import sha256
 
 import numpy as np
 
@@ -110,6 +111,8 @@ class Episode:
         self.clock = VirtualClock()
         self.counts: Counter[str] = Counter()
         self.records: dict[str, Record] = {}
+        self.trace = sha256()
+        """Of all that the engine said."""
         self.max_preemptions = 0
         self._num_left = num_requests
         self._shape = draw_shape(self.rng)
@@ -163,6 +166,7 @@ class Episode:
         return messages
 
     def send(self, message: FromEngine) -> None:
+        self.trace.update(repr(message).encode())
         if not isinstance(message, StepOut):
             assert isinstance(message, Stats)
             return

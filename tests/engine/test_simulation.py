@@ -7,7 +7,7 @@ import os
 import pytest
 
 from tests.engine.simulate import simulate
-from tests.engine.simulation import NO_FAULTS, Faults
+from tests.engine.simulation import NO_FAULTS, Episode, Faults
 
 HEAVY_REQUESTS = int(os.environ.get("KVARTO_SIMULATED_REQUESTS", "10000"))
 
@@ -25,6 +25,15 @@ def test_without_faults_nobody_is_preempted_often() -> None:
     counts = simulate(300, seed=2, faults=NO_FAULTS)
     assert counts["preemptions"] > 0
     assert counts["most preemptions of one choice"] <= 4
+
+
+def test_a_seed_replays() -> None:
+    traces = []
+    for _ in range(2):
+        episode = Episode(12, num_requests=60)
+        episode.run()
+        traces.append(episode.trace.hexdigest())
+    assert traces[0] == traces[1]
 
 
 @pytest.mark.heavy
