@@ -10,7 +10,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints-dev.txt
 ARGS ?=
-export OMP_NUM_THREADS ?= 1
+
+# Several test processes on few cores: threads that wait for each other by spinning take the cores away.
+test test-heavy: export OMP_NUM_THREADS ?= 1
 
 .PHONY: serve test test-heavy lint format bench constraints clean help
 help:
