@@ -284,6 +284,8 @@ class Scheduler:
         self.num_preemptions += 1
         choice.num_preemptions += 1
         self._requeue(choice)
+        # Its own pages are no reason to try it again: what counts as available may be held up by a copy for a while.
+        self._gate.refuse(choice, missing=1)
 
     def _requeue(self, choice: Choice) -> None:
         self._unplan(choice)

@@ -19,6 +19,7 @@ def test_every_request_ends_once_with_its_tokens_under_faults() -> None:
         "preemptions", "poisoned", "prompt logprobs", "ended by deadline", "ended by stop", "ended by length",
     ):  # fmt: skip
         assert counts[name] > 0, f"the simulation never saw `{name}`, so it proves nothing about it"
+    assert counts["most preemptions of one choice"] <= 12, "a choice was admitted and preempted in circles"
 
 
 def test_without_faults_nobody_is_preempted_often() -> None:
@@ -40,3 +41,4 @@ def test_a_seed_replays() -> None:
 def test_ten_thousand_requests_under_faults() -> None:
     counts = simulate(HEAVY_REQUESTS, seed=3, faults=Faults())
     assert counts["requests"] >= HEAVY_REQUESTS
+    assert counts["most preemptions of one choice"] <= 12, "a choice was admitted and preempted in circles"
