@@ -28,6 +28,7 @@ from kvarto.engine.carried_errors import error_from
 from kvarto.engine.child import ENGINE_COMMAND, EngineChild
 from kvarto.engine.config import EngineConfig
 from kvarto.engine.detokenizer import TokenBytes
+from kvarto.engine.gate import Gate
 from kvarto.engine.generation import Generation
 from kvarto.engine.messages import (
     AddRequest,
@@ -100,6 +101,7 @@ class EngineClient:
         self._open: dict[str, OpenRequest] = {}
         self._by_engine_id: dict[str, OpenRequest] = {}
         self._in_step: tuple[str, ...] = ()
+        self._gate = Gate(config.max_num_queued)
         self._suspects = Suspects()
         self._backoff = Backoff()
         self._ended_s: deque[float] = deque(maxlen=_RATE_WINDOW)
@@ -205,7 +207,8 @@ class EngineClient:
             requests.append(OpenRequest(message, generation, outputs, RequestTimes(submitted_s=now_s)))
         for request in requests:
             self._open[request.request_id] = request
-            self._send(request)
+            self._enter(request)
+        self._hand_over()
         self._is_idle.clear()
         return generation
 
@@ -273,17 +276,26 @@ class EngineClient:
         num_too_many = self.num_open + num_prompts - self._capacity
         return min(60, max(1, round(pace_s * num_too_many)))
 
-    def _send(self, request: OpenRequest) -> None:
-        """Give the request to the engine; without one it waits for the next."""
-        if self._child is None or self.state is not State.RUNNING:
+    def _enter(self, request: OpenRequest) -> None:
+        """Put the request in the row for the engine; without one it waits for the next."""
+        if self.state is State.RUNNING:
+            self._by_engine_id[request.engine_id] = request
+            self._gate.enter(request.engine_id)
+
+    def _hand_over(self) -> None:
+        """Give the engine as many requests as it takes."""
+        if self._child is None:
             return
-        self._by_engine_id[request.engine_id] = request
-        runs_alone = self._suspects.runs_alone(request.request_id)
-        self._child.send(request.message(time.monotonic(), runs_alone=runs_alone))
+        for engine_id in self._gate.take():
+            request = self._by_engine_id[engine_id]
+            runs_alone = self._suspects.runs_alone(request.request_id)
+            self._child.send(request.message(time.monotonic(), runs_alone=runs_alone))
 
     def _withdraw(self, request: OpenRequest) -> None:
         """Make the engine forget the request; its late frames then belong to nobody."""
-        if self._by_engine_id.pop(request.engine_id, None) is not None and self._child is not None:
+        if self._by_engine_id.pop(request.engine_id, None) is None or self._child is None:
+            return
+        if self._gate.leave(request.engine_id):
             self._child.send(Cancel(request.engine_id))
 
     def _cancel(self, requests: Sequence[OpenRequest]) -> None:
@@ -347,6 +359,8 @@ class EngineClient:
             request = self._by_engine_id.get(engine_id)
             if request is not None and request.times.scheduled_s is None:
                 request.times.scheduled_s = self._heard_s
+            self._gate.begun(engine_id)
+        self._hand_over()
 
     def _take_tokens(self, request: OpenRequest, tokens: TokensOut) -> None:
         if not 0 <= tokens.choice < len(request.outputs.choices):
@@ -381,7 +395,7 @@ class EngineClient:
         """Cleared of suspicion: let it share steps again, from where it is."""
         self._withdraw(request)
         request.attempt += 1
-        self._send(request)
+        self._enter(request)
 
     def _take_stats(self, stats: Stats) -> None:
         self._stats = stats
@@ -442,6 +456,7 @@ class EngineClient:
         culprits = self._suspects.died({request.request_id: request.outputs.num_tokens for request in in_step})
         self._in_step = ()
         self._by_engine_id.clear()
+        self._gate.reset()
         self._stats_base = _with_base(self._stats, self._stats_base)
         self._stats = Stats()
         for request_id in culprits:
@@ -472,7 +487,8 @@ class EngineClient:
         logger.warning("a fresh engine took over %d requests", self.num_open)
         for request in self._open.values():
             request.attempt += 1
-            self._send(request)
+            self._enter(request)
+        self._hand_over()
 
     def _break(self, error: KvartoError) -> None:
         self.state = State.BROKEN

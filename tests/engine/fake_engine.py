@@ -58,6 +58,11 @@ class FakeEngine:
         self.requests: dict[str, AddRequest] = {}
         self.outputs: dict[tuple[str, int], int] = {}
         self.num_steps = 0
+        self.begun: set[str] = set()
+
+    @property
+    def num_begun(self) -> int:
+        return len(self.begun & set(self.requests))
 
     def send(self, message: object) -> None:
         self.connection.sendall(encode_frame(message))  # type: ignore[arg-type]
@@ -106,6 +111,7 @@ class FakeEngine:
             os._exit(0)
         message = decode_to_engine(self.connection.recv(frame_length(header), socket.MSG_WAITALL))
         if isinstance(message, AddRequest):
+            assert len(self.requests) - self.num_begun < self.config.max_num_queued, "the queue is full"
             self.requests[message.request_id] = message
             resumed = message.resumed
             started = (
@@ -142,6 +148,7 @@ class FakeEngine:
         alone = [request for request in self.requests.values() if request.runs_alone]
         batch = alone[:1] or list(self.requests.values())[: self.config.max_num_seqs]
         self.send(StepOut(step=self.num_steps, running=tuple(request.request_id for request in batch)))
+        self.begun.update(request.request_id for request in batch)
         self.misbehave(batch)
         time.sleep(float(self.options.get("step_s", "0")))
         tokens = [token for request in batch for token in self.advance(request)]

@@ -213,6 +213,19 @@ async def test_refusals_at_the_door() -> None:
         assert client.can_admit
 
 
+async def test_a_fresh_engine_is_never_handed_more_than_its_queue_takes() -> None:
+    """As many requests as the server takes, then the engine dies: the fake one fails when its queue overflows."""
+    sampling = SamplingParams(seed=1, max_tokens=20)
+    async with client_of("fake?step_s=0.002", max_num_seqs=4, max_num_queued=5) as client:
+        readers = [asyncio.create_task(collect(client.submit([(5, index)], sampling))) for index in range(9)]
+        await asyncio.sleep(0.03)
+        assert client.engine_pid is not None
+        os.kill(client.engine_pid, signal.SIGKILL)
+        for index, outputs in enumerate(await asyncio.gather(*readers)):
+            assert token_ids(outputs[0, 0]) == expected((5, index), 1, 0, 20)
+        assert client.num_restarts == 1
+
+
 async def test_drain_finishes_what_runs_and_takes_nothing_new() -> None:
     async with client_of("fake?step_s=0.002") as client:
         reader = asyncio.create_task(collect(client.submit([(5,)], SamplingParams(seed=1, max_tokens=50))))
