@@ -225,4 +225,4 @@ def test_a_few_requests(demo_model: Path) -> None:
 
 @pytest.mark.heavy
 def test_two_hundred_requests_in_every_way(demo_model: Path) -> None:
-    check_all(make_bench(demo_model, count=200, max_tokens=16))
+    check_all(make_bench(demo_model, count=200, max_tokens=8))
