@@ -100,12 +100,12 @@ def make_prompts(model: Model, count: int, max_tokens: int, seed: int) -> list[P
     return prompts
 
 
-async def finish(client: EngineClient, prompt: Prompt) -> Signature:
+async def finish(client: EngineClient, prompt: Prompt, priority: int = 0) -> Signature:
     """Run one request to its end."""
     tokens: list[list[int]] = [[] for _ in range(prompt.sampling.n)]
     logprobs: list[list[TokenLogprobs]] = [[] for _ in range(prompt.sampling.n)]
     endings: list[str | None] = [None] * prompt.sampling.n
-    async with client.submit([prompt.token_ids], prompt.sampling) as generation:
+    async with client.submit([prompt.token_ids], prompt.sampling, priority=priority) as generation:
         async for output in generation:
             tokens[output.choice] += output.token_ids
             logprobs[output.choice] += output.logprobs or ()
@@ -118,13 +118,15 @@ async def run_alone(client: EngineClient, prompts: list[Prompt]) -> list[Signatu
     return [await finish(client, prompt) for prompt in prompts]
 
 
-async def run_together(client: EngineClient, prompts: list[Prompt], seed: int) -> list[Signature]:
-    """All at once, in random order, most of them soon and some later."""
+async def run_together(
+    client: EngineClient, prompts: list[Prompt], seed: int, *, has_priorities: bool
+) -> list[Signature]:
+    """All at once, in random order, most of them soon and some later. Priorities make late ones preempt others."""
     rng = random.Random(seed)
 
     async def late(prompt: Prompt, delay_s: float) -> Signature:
         await asyncio.sleep(delay_s)
-        return await finish(client, prompt)
+        return await finish(client, prompt, rng.randrange(5) if has_priorities else 0)
 
     order = rng.sample(range(len(prompts)), len(prompts))
     delays = {index: place * rng.choice((0.0, 0.0, 0.02)) for place, index in enumerate(order)}
@@ -156,9 +158,12 @@ def experiment(
         try:
             killer = asyncio.create_task(kill_engines(client, kills))
             results = []
-            for round_index in range(rounds):
-                work = run_alone(client, prompts) if alone else run_together(client, prompts, round_index)
-                results.append(await work)
+            has_priorities = config.scheduling_policy == "priority"
+            for seed in range(rounds):
+                if alone:
+                    results.append(await run_alone(client, prompts))
+                else:
+                    results.append(await run_together(client, prompts, seed, has_priorities=has_priorities))
             await killer
             stats = await client.stats(timeout_s=5.0)
         finally:
@@ -209,9 +214,12 @@ def check_all(bench: Bench) -> None:
     chunked = bench.run(block_size=64, max_num_batched_tokens=67, enable_prefix_caching=False)
     assert chunked.typical_batch >= 8
     squeezed = bench.run(
-        block_size=8, max_num_batched_tokens=160, kv_cache_memory_bytes=SMALL_POOL_TOKENS * token_bytes
+        block_size=8,
+        max_num_batched_tokens=160,
+        kv_cache_memory_bytes=SMALL_POOL_TOKENS * token_bytes,
+        scheduling_policy="priority",
     )
-    assert squeezed.num_preemptions > 0, "the pool was meant to be too small"
+    assert squeezed.num_preemptions >= 20, "the pool was meant to be too small"
     killed = bench.run(kills=2)
     assert killed.num_restarts >= 1
 
