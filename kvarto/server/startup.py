@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import time
 from collections.abc import Callable
 
@@ -57,4 +58,4 @@ def curl_line(url: str, model: str, *, has_chat: bool, needs_key: bool) -> str:
         path, body = "/v1/chat/completions", {"model": model, "messages": [{"role": "user", "content": "Hello!"}]}
     else:
         path, body = "/v1/completions", {"model": model, "prompt": "Once upon a time", "max_tokens": 32}
-    return f"curl {target}{path} -H 'Content-Type: application/json'{key} -d '{json.dumps(body)}'"
+    return f"curl {target}{path} -H 'Content-Type: application/json'{key} -d {shlex.quote(json.dumps(body))}"

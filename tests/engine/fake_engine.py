@@ -77,7 +77,7 @@ class FakeEngine:
         self.send(
             Ready(
                 model_name="fake",
-                fingerprint="fake-1",
+                fingerprint=f"fake-{os.getpid() if 'changes' in self.options else 1}",
                 vocab_size=VOCAB_SIZE,
                 max_model_len=int(self.options.get("max_len", "4096")),
                 page_size=16,

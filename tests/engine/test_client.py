@@ -16,16 +16,18 @@ from kvarto.core.errors import (
     BudgetTooSmall,
     ContextLengthExceeded,
     EngineDied,
+    EngineError,
     InvalidRequest,
     Overloaded,
     Unavailable,
 )
 from kvarto.core.sampling import SamplingParams
 from kvarto.engine.carried_errors import error_from
-from kvarto.engine.client import EngineClient, State
+from kvarto.engine.client import EngineClient
 from kvarto.engine.config import EngineConfig, FaultPlan
 from kvarto.engine.generation import Generation
 from kvarto.engine.outputs import ChoiceOutput
+from kvarto.engine.supervisor import State
 from tests.engine.fake_engine import EOS, VOCAB_SIZE, token_at
 
 COMMAND = (sys.executable, str(Path(__file__).with_name("fake_engine.py")))
@@ -158,6 +160,27 @@ async def test_the_poison_fails_alone() -> None:
         assert len(token_ids(after[0, 0])) == 5
 
 
+async def test_poison_in_every_prompt_of_a_submission_fails_it_once() -> None:
+    poison = (66, 6)
+    async with client_of("fake?step_s=0.002", faults=FaultPlan(abort_on_tokens=poison)) as client:
+        with pytest.raises(EngineDied, match="3 times"):
+            await collect(client.submit([poison, poison], SamplingParams(max_tokens=5)))
+        assert client.num_open == 0
+        await until(lambda: client.state is State.RUNNING)
+
+
+async def test_an_engine_that_would_compute_other_tokens_does_not_go_on_with_begun_ones() -> None:
+    async with client_of("fake?step_s=0.01&changes=1", max_num_seqs=1) as client:
+        begun = client.submit([(5,)], SamplingParams(seed=1, max_tokens=400))
+        await begun.batch()
+        waiting = client.submit([(6,)], SamplingParams(seed=1, max_tokens=5))
+        assert client.engine_pid is not None
+        os.kill(client.engine_pid, signal.SIGKILL)
+        with pytest.raises(EngineError, match="changed from `fake-"):
+            await collect(begun)
+        assert token_ids((await collect(waiting))[0, 0]) == expected((6,), 1, 0, 5)
+
+
 async def test_a_silent_engine_is_replaced() -> None:
     """Each engine stops itself at its step 3; the fresh one begins where the last ended."""
     async with client_of("fake?mute_after=3", silence_limit_s=0.6) as client:
@@ -178,11 +201,11 @@ async def test_load_errors_come_as_what_they_are() -> None:
 
 
 async def test_gives_up_when_fresh_engines_fail_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvarto.engine.client.MAX_FAILED_STARTS", 2)
+    monkeypatch.setattr("kvarto.engine.supervisor.MAX_FAILED_STARTS", 2)
     async with client_of("fake?step_s=0.01") as client:
         generation = client.submit([(5,)], SamplingParams(max_tokens=1000))
         await generation.batch()
-        client._command = (sys.executable, "-c", "import sys; sys.exit(7)")
+        client._engine.command = (sys.executable, "-c", "import sys; sys.exit(7)")
         assert client.engine_pid is not None
         os.kill(client.engine_pid, signal.SIGKILL)
         with pytest.raises(EngineDied, match="could not be restarted"):

@@ -116,7 +116,7 @@ async def test_readiness_follows_the_engine() -> None:
     async with running("fake?step_s=0.01") as server:
         assert (await server.http.get("/readyz")).json() == {"status": "running"}
         assert server.engine.engine_pid is not None
-        server.engine._command = ("/bin/sleep", "30")
+        server.engine._engine.command = ("/bin/sleep", "30")
         os.kill(server.engine.engine_pid, signal.SIGKILL)
         async with asyncio.timeout(5):
             while (response := await server.http.get("/readyz")).status_code == 200:
