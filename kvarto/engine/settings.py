@@ -12,7 +12,7 @@ from kvarto.core.layout import Layout
 from kvarto.core.program import Program
 from kvarto.engine.config import EngineConfig
 from kvarto.memory.budget import resolve_budget
-from kvarto.memory.limits import read_limits
+from kvarto.memory.limits import ProcessLimits, read_limits
 from kvarto.ops.base import Backend
 from kvarto.planning.plan import default_device_bytes, plan
 
@@ -75,7 +75,7 @@ def plan_layout(config: EngineConfig, program: Program, backend: Backend) -> Lay
     kv_format = program.kv_format(dtype, config.block_size)
     sizes = {index: backend.scratch_bytes(op, program, limits, kv_format) for index, op in enumerate(program.ops)}
     scratch_bytes = {index: size for index, size in sizes.items() if size}
-    process = read_limits()
+    process = _memory_limits(backend)
     budget = resolve_budget(
         process,
         default_device_bytes(program, limits, dtype, config.block_size, scratch_bytes),
@@ -83,9 +83,17 @@ def plan_layout(config: EngineConfig, program: Program, backend: Backend) -> Lay
         gpu_memory_utilization=config.gpu_memory_utilization,
         kv_cache_memory_bytes=config.kv_cache_memory_bytes,
     )
-    return plan(
-        program, budget, limits, dtype, config.block_size, scratch_bytes, usable_bytes=process.free_bytes
-    )
+    usable_bytes = process.arena_bytes
+    return plan(program, budget, limits, dtype, config.block_size, scratch_bytes, usable_bytes=usable_bytes)
+
+
+def _memory_limits(backend: Backend) -> ProcessLimits:
+    """Of the memory that holds the arena: the device's own, or this process's share of the machine."""
+    host, own = read_limits(), backend.device_memory()
+    if own is None:
+        return host
+    total_bytes, free_bytes = own
+    return ProcessLimits(total_bytes=total_bytes, available_bytes=free_bytes, num_cpus=host.num_cpus)
 
 
 def _max_context(config: EngineConfig, program: Program) -> int:

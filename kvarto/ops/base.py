@@ -24,6 +24,10 @@ class Backend(Protocol):
         """Backend, activations, kernel version: two processes with equal fingerprints give equal bits."""
         ...
 
+    def device_memory(self) -> tuple[int, int] | None:
+        """Total and free bytes of the device's own memory; None where it computes in this machine's."""
+        ...
+
     def default_kv_dtype(self) -> DType:
         """What `--kv-cache-dtype auto` means here."""
         ...

@@ -55,6 +55,13 @@ class ReferenceBackend:
         """The arena of an open backend on a CPU, to back it ahead and to count it."""
         return None if self._memory is None else self._memory.arena
 
+    def device_memory(self) -> tuple[int, int] | None:
+        """See `ops.base.Backend`. Devices that cannot be asked count as this machine's memory."""
+        if self._device.type != "cuda":
+            return None
+        free_bytes, total_bytes = torch.cuda.mem_get_info(self._device)
+        return total_bytes, free_bytes
+
     def default_kv_dtype(self) -> DType:
         """f32: nothing is lost by paging."""
         return DType.F32
