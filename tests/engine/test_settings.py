@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import msgspec
 import pytest
 
@@ -25,8 +22,8 @@ class OwnMemory(ReferenceBackend):
 
 
 @pytest.fixture(scope="module")
-def config(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineConfig]:
-    yield EngineConfig(model=str(write_tiny_model(tmp_path_factory.mktemp("tiny"))), max_num_batched_tokens=64)
+def config(tmp_path_factory: pytest.TempPathFactory) -> EngineConfig:
+    return EngineConfig(model=str(write_tiny_model(tmp_path_factory.mktemp("tiny"))), max_num_batched_tokens=64)
 
 
 def layout_bytes(config: EngineConfig, **changes: object) -> int:
