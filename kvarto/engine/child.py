@@ -23,6 +23,10 @@ ENGINE_COMMAND = (sys.executable, "-m", "kvarto.engine.process")
 _EXIT_GRACE_S = 5.0
 
 
+class EngineKilled(EngineDied):
+    """The process was ended by a SIGKILL that was not ours."""
+
+
 class EngineChild:
     """A running engine process and our end of the socket pair."""
 
@@ -32,6 +36,7 @@ class EngineChild:
         self._process = process
         self._reader = reader
         self._writer = writer
+        self._is_killed_by_us = False
 
     @classmethod
     async def start(cls, config: EngineConfig, command: Sequence[str] = ENGINE_COMMAND) -> EngineChild:
@@ -66,7 +71,7 @@ class EngineChild:
             length = frame_length(await self._reader.readexactly(HEADER_BYTES))
             return decode_from_engine(await self._reader.readexactly(length))
         except (asyncio.IncompleteReadError, ConnectionError):
-            raise EngineDied(f"the engine process {await self._ending()}") from None
+            raise await self._death() from None
         except EngineError as error:
             raise EngineDied(str(error)) from error
 
@@ -77,6 +82,7 @@ class EngineChild:
     def kill(self) -> None:
         """End it now, without asking."""
         if self._process.returncode is None:
+            self._is_killed_by_us = True
             self._process.kill()
 
     async def close(self) -> None:
@@ -99,15 +105,16 @@ class EngineChild:
         if not self._writer.is_closing():
             self._writer.write(encode_frame(message))
 
-    async def _ending(self) -> str:
-        """How the process ended, for people. The socket may close a moment before the process is reaped."""
+    async def _death(self) -> EngineDied:
+        """How the process ended. Its socket may close a moment before it can be reaped."""
         try:
             code = await asyncio.wait_for(self._process.wait(), _EXIT_GRACE_S)
         except TimeoutError:
-            return "closed its connection but still runs"
+            return EngineDied("the engine process closed its connection but still runs")
         if code >= 0:
-            return f"ended with exit code {code}"
-        return f"was killed by {_signal_name(-code)}"
+            return EngineDied(f"the engine process ended with exit code {code}")
+        kind = EngineKilled if -code == signal.SIGKILL and not self._is_killed_by_us else EngineDied
+        return kind(f"the engine process was killed by {_signal_name(-code)}")
 
 
 def _signal_name(number: int) -> str:

@@ -23,7 +23,7 @@ import msgspec
 from kvarto.core.errors import EngineDied, EngineError, InvalidRequest, KvartoError, Overloaded, Unavailable
 from kvarto.core.sampling import SamplingParams
 from kvarto.engine.carried_errors import error_from
-from kvarto.engine.child import ENGINE_COMMAND
+from kvarto.engine.child import ENGINE_COMMAND, EngineKilled
 from kvarto.engine.config import EngineConfig
 from kvarto.engine.detokenizer import TokenBytes
 from kvarto.engine.gate import Gate
@@ -292,7 +292,8 @@ class EngineClient:
         """Find out who did it; all others wait for the next engine."""
         in_step = [self._by_engine_id[engine_id] for engine_id in self._in_step if engine_id in self._by_engine_id]
         logger.error("%s, in a step of %d requests; %d are open", death, len(in_step), self.num_open)
-        culprits = self._suspects.died({request.request_id: request.outputs.num_tokens for request in in_step})
+        num_tokens = {request.request_id: request.outputs.num_tokens for request in in_step}
+        culprits = self._suspects.died(num_tokens, was_killed=isinstance(death, EngineKilled))
         self._in_step = ()
         self._by_engine_id.clear()
         self._gate.reset()

@@ -11,6 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 STRIKES_TO_RUN_ALONE = 2
+STRIKES_WHEN_KILLED = 5
+"""What is needed before a request is blamed for a SIGKILL. It comes from outside: from an operator, who may do so again
+and again, or from a system short of memory, behind which a request may be."""
 
 
 @dataclass(slots=True)
@@ -37,9 +40,13 @@ class Suspects:
         """Must its steps hold no other request?"""
         return self.strikes(request_id) >= STRIKES_TO_RUN_ALONE
 
-    def died(self, num_tokens: Mapping[str, int]) -> list[str]:
-        """An engine died in a step that held these requests, with so many output tokens each. Gives the culprits."""
-        culprits = [request_id for request_id in num_tokens if self.runs_alone(request_id)]
+    def died(self, num_tokens: Mapping[str, int], *, was_killed: bool = False) -> list[str]:
+        """An engine died in a step that held these requests, with so many output tokens each. Gives the culprits.
+
+        `was_killed`: somebody else ended it.
+        """
+        enough = STRIKES_WHEN_KILLED if was_killed else STRIKES_TO_RUN_ALONE
+        culprits = [request_id for request_id in num_tokens if self.strikes(request_id) >= enough]
         for request_id, count in num_tokens.items():
             record = self._records.setdefault(request_id, _Record())
             record.strikes += 1

@@ -145,6 +145,17 @@ async def test_a_killed_engine_leaves_no_seam() -> None:
             assert sum(o.num_cached_tokens is not None for o in outputs[0, 0] + outputs[0, 1]) == 1
 
 
+async def test_an_operator_who_kills_again_and_again_makes_no_request_guilty() -> None:
+    """Each engine is killed as soon as it serves, so the first request is in every step that dies."""
+    async with client_of("fake?step_s=0.05") as client:
+        reader = asyncio.create_task(collect(client.submit([(5,)], SamplingParams(seed=1, max_tokens=6))))
+        for number in range(4):
+            await until(lambda number=number: client.num_restarts == number and bool(client._in_step))  # type: ignore[misc]
+            assert client.engine_pid is not None
+            os.kill(client.engine_pid, signal.SIGKILL)
+        assert token_ids((await reader)[0, 0]) == expected((5,), 1, 0, 6)
+
+
 async def test_the_poison_fails_alone() -> None:
     poison = (66, 6)
     async with client_of("fake?step_s=0.002", faults=FaultPlan(abort_on_tokens=poison)) as client:

@@ -18,6 +18,18 @@ def test_the_third_death_names_the_culprit() -> None:
     assert suspects.died({"poison": 0}) == ["poison"]
 
 
+def test_kills_from_outside_need_more_before_a_request_is_blamed() -> None:
+    suspects = Suspects()
+    for _ in range(5):
+        assert suspects.died({"a": 0}, was_killed=True) == []
+    assert suspects.runs_alone("a")
+    assert suspects.died({"a": 0}, was_killed=True) == ["a"]
+    suspects.forget("a")
+    for _ in range(2):
+        assert suspects.died({"a": 0}, was_killed=True) == []
+    assert suspects.died({"a": 0}) == ["a"]
+
+
 def test_a_lone_request_is_cleared_only_past_the_place_where_it_died() -> None:
     suspects = Suspects()
     suspects.died({"a": 3})
