@@ -57,7 +57,7 @@ def _draw_running(axes: Axes, shares: Axes, study: Study) -> None:
     axes.bar_label(bars, labels, padding=3, fontsize=8)
     axes.sharey(shares)
     axes.tick_params(labelleft=False)
-    axes.margins(x=0.25)
+    axes.margins(x=0.35)
     axes.set_xlabel("concurrent requests, mean")
 
 
