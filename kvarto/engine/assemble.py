@@ -40,6 +40,7 @@ from kvarto.models.loader import check_tensors, load_weights
 from kvarto.models.model import model_name
 from kvarto.ops.base import Backend
 from kvarto.planning.cost import RecomputeCost
+from kvarto.planning.page_count import pages_for_sequence
 from kvarto.planning.table import layout_table
 
 LAYOUT_VERSION = 1
@@ -73,9 +74,17 @@ class Engine:
             max_model_len=self.limits.max_model_len,
             page_size=self.layout.kv_format.page_size,
             num_pages=self.layout.num_pages,
+            max_concurrency=self._max_concurrency,
             layout=layout_table(self.layout, self.program),
             phases=self.phases,
         )
+
+    @property
+    def _max_concurrency(self) -> float:
+        layout, limits = self.layout, self.layout.limits
+        page_size = layout.kv_format.page_size
+        num_each = pages_for_sequence(self.program.layer_groups, page_size, limits.max_context, limits.max_tokens)
+        return layout.num_pages / num_each
 
     def close(self) -> None:
         """Give all memory back. Requests that still run are forgotten."""

@@ -359,7 +359,10 @@ class EngineClient:
         request.generation.put(output)
         if request.outputs.is_finished:
             self._end(request, str(output.finish_reason))
-        elif self._suspects.advanced(request.request_id, request.outputs.num_tokens):
+            return
+        if output.finish_reason is not None and tokens.finish_reason is None:  # a stop string, which only we know
+            self._engine.send(Cancel(request.engine_id, tokens.choice))
+        if self._suspects.advanced(request.request_id, request.outputs.num_tokens):
             self._rejoin(request)
 
     def _observe_tokens(self, request: OpenRequest, num_tokens: int) -> None:

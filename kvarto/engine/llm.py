@@ -220,6 +220,8 @@ class _Batch:
                 _add(result, output)
                 if outputs.is_finished:
                     self._end(tokens.request_id)
+                elif output.finish_reason is not None and tokens.finish_reason is None:  # a stop string
+                    self._channel.inbox.append(Cancel(tokens.request_id, tokens.choice))
 
     def cancel(self) -> None:
         """Forget what still runs."""

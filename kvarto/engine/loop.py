@@ -35,7 +35,7 @@ from kvarto.engine.messages import (
     ToEngine,
     TokensOut,
 )
-from kvarto.engine.request import Request, make_request
+from kvarto.engine.request import Request, Status, make_request
 from kvarto.engine.results import collect, end_choice, ends_before_running
 from kvarto.engine.scheduler import Scheduler
 from kvarto.engine.validate import MAX_SEED, ModelLimits, resolve_max_tokens, validate_request
@@ -151,9 +151,7 @@ class EngineLoop:
                 except RequestError as error:
                     self._refuse(message.request_id, error)
             case Cancel():
-                request = self._scheduler.requests.get(message.request_id)
-                if request is not None:
-                    self._scheduler.end_request(request)
+                self._forget(message)
             case StatsRequest():
                 self._channel.send(self._stats())
             case _:
@@ -184,6 +182,17 @@ class EngineLoop:
             if (output := ends_before_running(choice)) is not None:
                 self._scheduler.finish(choice)
                 self._tokens.append(output)
+
+    def _forget(self, message: Cancel) -> None:
+        request = self._scheduler.requests.get(message.request_id)
+        if request is None:
+            return
+        if message.choice is None:
+            self._scheduler.end_request(request)
+            return
+        for choice in request.choices:
+            if choice.index == message.choice and choice.status is not Status.FINISHED:
+                self._scheduler.finish(choice)
 
     def _refuse(self, request_id: str, error: RequestError) -> None:
         refused = Refused(request_id=request_id, error=type(error).__name__, message=str(error), param=error.param)

@@ -40,9 +40,11 @@ class AddRequest(msgspec.Struct, frozen=True, kw_only=True, tag="add"):
 
 
 class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
-    """Forget a request, whatever its state; unknown ids are ignored. Nothing is answered."""
+    """Forget a request, or one of its choices, whatever its state; unknown ones are ignored. Nothing is answered."""
 
     request_id: str
+    choice: int | None = None
+    """None: all of them."""
 
 
 class StatsRequest(msgspec.Struct, frozen=True, tag="stats_request"):
@@ -62,6 +64,8 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
     max_model_len: int
     page_size: int
     num_pages: int
+    max_concurrency: float
+    """Sequences of `max_model_len` that the pages hold at once."""
     layout: str
     """The printed layout table."""
     phases: tuple[tuple[str, float], ...]

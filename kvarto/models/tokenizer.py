@@ -54,7 +54,9 @@ class Tokenizer:
             # The switch belongs to the shared object, so whoever sets it encodes before the next one may.
             with self._lock:
                 self._backend.encode_special_tokens = not parse_special
-                ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+                # As a batch, because that alone lets other threads run meanwhile.
+                encoded = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+                ids: list[int] = encoded[0].ids
         except (UnicodeEncodeError, TypeError) as error:
             raise InvalidRequest("the text holds half of a surrogate pair, which is not valid Unicode") from error
         return ids

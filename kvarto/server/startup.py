@@ -40,12 +40,11 @@ class Phases:
 
 def capacity_line(ready: Ready, device: str) -> str:
     """The line that vLLM prints, letter for letter, because scripts read it."""
-    num_tokens = ready.num_pages * ready.page_size
-    concurrency = num_tokens / ready.max_model_len
+    num_tokens = int(ready.max_concurrency * ready.max_model_len)
     kind = "CPU" if device == "cpu" else "GPU"
     return (
         f"{kind} KV cache size: {num_tokens:,} tokens, Maximum concurrency for {ready.max_model_len:,} tokens "
-        f"per request: {concurrency:.2f}x"
+        f"per request: {ready.max_concurrency:.2f}x"
     )
 
 

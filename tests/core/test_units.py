@@ -49,4 +49,5 @@ def test_rounding_up(value: int, step: int) -> None:
 
 
 def test_sizes_are_printed_in_binary_units() -> None:
-    assert [format_bytes(n) for n in (17, 3 * KIB, 5 * MIB // 2, 9 * GIB)] == ["17 B", "3.00 KiB", "2.50 MiB", "9.00 GiB"]
+    sizes = {17: "17 B", 3 * KIB: "3.00 KiB", 5 * MIB // 2: "2.50 MiB", 9 * GIB: "9.00 GiB"}
+    assert [format_bytes(size) for size in sizes] == list(sizes.values())

@@ -82,6 +82,7 @@ class FakeEngine:
                 max_model_len=int(self.options.get("max_len", "4096")),
                 page_size=16,
                 num_pages=1024,
+                max_concurrency=16.0,
                 layout="weights | activations | pages",
                 phases=(("find", 0.0), ("read", 0.0)),
             )
@@ -121,11 +122,17 @@ class FakeEngine:
             )
             self.outputs.update({(message.request_id, index): count for index, count in started.items()})
         elif isinstance(message, Cancel):
-            self.forget(message.request_id)
+            self.cancel(message)
         elif isinstance(message, StatsRequest):
             self.send(self.stats())
         elif isinstance(message, Shutdown):
             os._exit(0)
+
+    def cancel(self, message: Cancel) -> None:
+        if message.choice is None:
+            self.forget(message.request_id)
+        else:
+            self.outputs.pop((message.request_id, message.choice), None)
 
     def stats(self) -> Stats:
         return Stats(

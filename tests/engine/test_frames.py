@@ -58,7 +58,8 @@ TO_ENGINE: list[ToEngine] = [
 ]
 FROM_ENGINE: list[FromEngine] = [
     Ready(
-        model_name="m", fingerprint="f", vocab_size=9, max_model_len=8, page_size=16, num_pages=3, layout="",
+        model_name="m", fingerprint="f", vocab_size=9, max_model_len=8, page_size=16, num_pages=3,
+        max_concurrency=6.0, layout="",
         phases=(("load", 0.5),),
     ),
     LoadFailed(error="BadFile", message="x"),

@@ -89,6 +89,22 @@ def test_cancel_is_legal_in_every_state(rounds: int, fields: dict[str, object]) 
     harness.engine.check_empty()
 
 
+@pytest.mark.parametrize("rounds", stages())
+@pytest.mark.parametrize("choices", [[0], [2], [0, 1], [3, 0, 9], [0, 1, 2, 3]])
+def test_one_choice_goes_and_the_others_go_on(rounds: int, choices: list[int]) -> None:
+    """Also the one that computes the prompt for all, and one that has ended or never was."""
+    harness = Harness(SLOW)
+    request = harness.add(50, max_tokens=10, n=4)
+    harness.round(rounds)
+    harness.inbox += [Cancel("r1", choice) for choice in choices]
+    harness.run()
+    for index in set(range(4)) - set(choices):
+        heard = harness.heard["r1", index]
+        assert (len(heard.tokens), heard.reason) == (10, "length")
+    harness.check_tokens(request, without=choices)
+    harness.engine.check_empty()
+
+
 @pytest.mark.parametrize("rounds", range(8))
 def test_cancel_with_copies_in_flight(rounds: int) -> None:
     """Forks copy their tail; slow copies are running when the request goes."""

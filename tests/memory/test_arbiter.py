@@ -166,7 +166,7 @@ def test_everything_unused_can_be_reclaimed_and_nothing_else(seed: int) -> None:
         if owner.num_users.get(name) and rng.random() < 0.6:
             owner.release(name)
         elif sum(owner.num_users.values()) < 6:
-            others = [unit for unit in both.adapters.loaded.values()] if owner is both.kv else []
+            others = list(both.adapters.loaded.values()) if owner is both.kv else []
             owner.load(name, rng.randrange(1, 4), rng.random(), rng.choice([*others, None]))
         if rng.random() < 0.1:
             evictable, wanted = both.pool.num_evictable, rng.randrange(1, 8)

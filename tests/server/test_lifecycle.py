@@ -166,8 +166,8 @@ def test_a_stale_socket_file_is_replaced_and_a_living_one_is_not(tmp_path: Path)
 
 def test_the_capacity_line_is_vllms_letter_for_letter() -> None:
     ready = Ready(
-        model_name="m", fingerprint="f", vocab_size=10, max_model_len=8192, page_size=16, num_pages=768, layout="",
-        phases=(),
+        model_name="m", fingerprint="f", vocab_size=10, max_model_len=8192, page_size=16, num_pages=768,
+        max_concurrency=1.5, layout="", phases=(),
     )  # fmt: skip
     want = " KV cache size: 12,288 tokens, Maximum concurrency for 8,192 tokens per request: 1.50x"
     assert capacity_line(ready, "cpu") == "CPU" + want
