@@ -202,7 +202,7 @@ def _wire(
         max_num_queued=config.max_num_queued,
         has_copies=lambda: transfers.num_unreported > 0,
     )
-    batch = BatchBuilder(layout.limits, num_groups=len(program.layer_groups), page_size=layout.kv_format.page_size)
+    batch = BatchBuilder(layout.limits, groups=program.layer_groups, page_size=layout.kv_format.page_size)
     limits = ModelLimits(program.vocab_size, layout.limits.max_context)
     loop = EngineLoop(
         EngineParts(backend, cache, transfers, scheduler, batch),

@@ -1,7 +1,7 @@
 """BatchBuilder: from chunks to a Step's flat arrays. Knows slots, pages and rows; decides nothing.
 
 Page tables of the running choices stay in one array from step to step, a row per slot; a step copies only the entries
-of pages that it writes, so its cost does not grow with the context.
+that may have changed: of pages that it writes, and with a window all, for some of them went back.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import numpy as np
 from kvarto.cache.digests import MATCH_UNIT
 from kvarto.core.buffers import StepLimits
 from kvarto.core.ids import NO_PAGE
+from kvarto.core.kv_format import LayerGroup
 from kvarto.core.step import Int32, Int64, SamplingRows, Step
 from kvarto.core.units import ceil_div
 from kvarto.engine.chunk import Chunk
@@ -25,11 +26,12 @@ if TYPE_CHECKING:
 class BatchBuilder:
     """One per engine."""
 
-    def __init__(self, limits: StepLimits, *, num_groups: int, page_size: int) -> None:
+    def __init__(self, limits: StepLimits, *, groups: tuple[LayerGroup, ...], page_size: int) -> None:
+        self._groups = groups
         self._page_size = page_size
         self._entry_tokens = max(page_size, MATCH_UNIT)
         max_pages = ceil_div(limits.max_context, page_size)
-        self._page_tables = np.full((num_groups, limits.max_seqs, max_pages), NO_PAGE, dtype=np.int32)
+        self._page_tables = np.full((len(groups), limits.max_seqs, max_pages), NO_PAGE, dtype=np.int32)
         self._sequences: list[Sequence | None] = [None] * limits.max_seqs
         """Whose pages a row of `_page_tables` holds."""
         self._sampling = SamplingTable(limits.max_seqs)
@@ -59,7 +61,8 @@ class BatchBuilder:
 
     def _refresh_page_table(self, chunk: Chunk) -> None:
         """Copy the pages that this step writes, and those before that copy-on-write may have replaced with them: all
-        of the cache's unfinished entry. The whole table when the row belonged to another sequence.
+        of the cache's unfinished entry. The whole table when the row belonged to another sequence, or has a window:
+        a page that went back is somebody else's, whose values would be read, if only to be weighed with 0; NaN stays.
         """
         slot, sequence = chunk.choice.slot, chunk.choice.sequence
         assert sequence is not None, f"choice {chunk.choice.order} is in a step without a sequence"
@@ -68,8 +71,9 @@ class BatchBuilder:
             self._sequences[slot] = sequence
             first = 0
         end = ceil_div(chunk.stop, self._page_size)
-        for group, table in enumerate(self._page_tables):
-            table[slot, first:end] = sequence.page_table(group)[first:end]
+        for index, (group, table) in enumerate(zip(self._groups, self._page_tables, strict=True)):
+            start = first if group.window is None else 0
+            table[slot, start:end] = sequence.page_table(index)[start:end]
 
     def _slot_mapping(self, slots: Int64, positions: Int32) -> Int64:
         """[num_groups, num_tokens]: where each token's KV goes."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from kvarto.core.ids import NO_PAGE
 from kvarto.core.kv_format import LayerGroup
 from kvarto.core.sampling import SamplingParams
 from kvarto.core.step import SamplingRows, Step, StepResult
@@ -120,6 +121,7 @@ class HashBackend:
 
     def run(self, step: Step) -> StepResult:
         self.check_step(step)
+        self._check_windows(step)
         slots = self._slots.reshape(-1)
         try:
             self._before_run(step)
@@ -162,6 +164,14 @@ class HashBackend:
             assert (pages[first:] >= 0).all(), f"group {group} lacks pages that position {last} reads: {pages}"
             kv.append(self._slots[pages, positions % self._page_size])
         return context_hash(kv, last, self._windows)
+
+    def _check_windows(self, step: Step) -> None:
+        """No table names a page that the window of its sequence has left: it may be anybody's by now."""
+        starts = step.positions[step.cu_seqlens[:-1]].tolist()
+        for table, window in zip(step.page_tables, self._windows, strict=True):
+            for row, start in zip(table, starts, strict=True):
+                gone = 0 if window is None else max(0, start + 1 - window) // self._page_size
+                assert (row[:gone] == NO_PAGE).all(), f"pages {row[:gone]} are behind the window of position {start}"
 
     @staticmethod
     def check_step(step: Step) -> None:

@@ -124,7 +124,7 @@ class HashedEngine:
             max_num_queued=shape.max_num_queued,
             has_copies=lambda: self.transfers.num_unreported > 0,
         )
-        batch = BatchBuilder(shape.limits, num_groups=len(shape.groups), page_size=shape.page_size)
+        batch = BatchBuilder(shape.limits, groups=shape.groups, page_size=shape.page_size)
         self.loop = EngineLoop(
             EngineParts(backend, self.cache, self.transfers, self.scheduler, batch),  # type: ignore[arg-type]
             channel,
