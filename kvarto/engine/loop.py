@@ -51,6 +51,8 @@ HEARTBEAT_S = 1.0
 """An idle engine says that often that it lives."""
 COPY_POLL_S = 0.0005
 """Between looks at copies when nothing else can run; a page copies in about that time."""
+STALL_LIMIT_S = 60.0
+"""Without a step though requests are there: twice the deadline of a copy, the slowest thing that one waits for."""
 CHECK_EVERY_STEPS = 1024
 """The full recount of pages takes milliseconds: sampled, and whenever the engine becomes idle."""
 
@@ -105,6 +107,7 @@ class EngineLoop:
         self._tokens: list[TokensOut] = []
         self._refused: list[Refused] = []
         self._last_sent = clock.now()
+        self._progressed_at = clock.now()
         self._is_idle = True
         self._is_blocked = False
         """Nothing could run although something waits; only a copy's end, a message or time can change that."""
@@ -115,7 +118,9 @@ class EngineLoop:
             pass
 
     def step(self) -> bool:
-        """One round. False once a Shutdown came. Raises EngineError when the device is past use."""
+        """One round. False once a Shutdown came. Raises EngineError when the device is past use, or a copy hangs and
+        keeps the pages that everybody waits for.
+        """
         for message in self._channel.receive(self._patience_s()):
             if isinstance(message, Shutdown):
                 return False
@@ -127,6 +132,7 @@ class EngineLoop:
         self._is_blocked = not chunks
         if chunks:
             self._run(chunks)
+        self._watch_progress(ran=bool(chunks))
         self._check_when_due(ran=bool(chunks))
         return True
 
@@ -250,6 +256,17 @@ class EngineLoop:
             raise EngineError(f"no step succeeds any more, whatever it holds; the last error: {error}") from error
         self._blamed = culprit.request
         self._end_request(culprit.request, "error")
+
+    def _watch_progress(self, *, ran: bool) -> None:
+        """An engine that beats and computes nothing looks alive: it ends itself, and the client takes another."""
+        now = self._clock.now()
+        if ran or not self._scheduler.requests:
+            self._progressed_at = now
+        elif now - self._progressed_at >= STALL_LIMIT_S:
+            raise EngineError(
+                f"no step in {now - self._progressed_at:.0f} s, though {self._scheduler.num_running} choices run and "
+                f"{self._scheduler.num_waiting} wait; {self._parts.transfers.num_in_flight} copies are in flight"
+            )
 
     def _check_when_due(self, *, ran: bool) -> None:
         becomes_idle = not self._scheduler.requests and not self._is_idle

@@ -9,7 +9,7 @@ import pytest
 
 from kvarto.core.errors import EngineError
 from kvarto.core.step import Step
-from kvarto.engine.loop import HEARTBEAT_S
+from kvarto.engine.loop import HEARTBEAT_S, STALL_LIMIT_S
 from kvarto.engine.messages import Cancel, ResumedChoice, Shutdown, Stats, StatsRequest, StepOut
 from tests.engine.fake_model import Oracle
 from tests.engine.hashed_engine import EOS, Harness, Hooks, Shape
@@ -215,6 +215,23 @@ def test_a_device_that_is_past_use_ends_the_engine() -> None:
     with pytest.raises(EngineError, match="no step succeeds any more.*sticky"):
         harness.run()
     assert sum(heard.reason == "error" for heard in harness.heard.values()) <= 1  # the others can be resumed
+
+
+def test_a_copy_that_hangs_for_good_ends_the_engine_when_others_need_its_pages() -> None:
+    """No deadline frees a page that a thread may still write to, and a fresh engine has pages of its own."""
+    harness = Harness(Shape(num_pages=16, max_context=256), Hooks(copy_duration_s=lambda: 1e9))
+    forked = harness.add(60, n=3)  # their copies are given up after the deadline, and they are computed again
+    for _ in range(60):
+        harness.round()
+        harness.clock.advance(0.1)
+    harness.check_tokens(forked)
+    harness.add(200, max_tokens=50)
+    for _ in range(int(STALL_LIMIT_S)):
+        harness.round()
+        harness.clock.advance(1.0)
+    with pytest.raises(EngineError, match=r"no step in \d+ s, though 1 choices run and 0 wait; 1 copies are in flight"):
+        harness.round(3)
+    assert harness.engine.scheduler.requests, "who waited is not refused, but resumed on a fresh engine"
 
 
 def test_an_engine_bug_is_not_taken_for_a_bad_request() -> None:
