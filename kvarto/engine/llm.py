@@ -77,6 +77,8 @@ class LLM:
         self._channel = LocalChannel()
         self._seeds = random.SystemRandom() if config.seed is None else random.Random(config.seed)
         self._max_open = config.max_num_seqs * 2  # enough that a place that becomes free is taken at once
+        # The queue bounds what clients send; here there are none, and what waits is handed over bit by bit.
+        config = msgspec.structs.replace(config, max_num_queued=max(config.max_num_queued, self._max_open))
         self._num_requests = 0
         try:
             self._engine: Engine = build(config, self._channel)

@@ -19,7 +19,7 @@ GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 @pytest.fixture(scope="module")
 def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
     folder = write_tiny_model(tmp_path_factory.mktemp("model") / "tiny")
-    with LLM(str(folder), threads=1, max_num_seqs=4, max_num_queued=8, max_model_len=256, seed=1) as llm:
+    with LLM(str(folder), threads=1, max_num_seqs=4, max_num_queued=2, max_model_len=256, seed=1) as llm:
         yield llm
 
 
