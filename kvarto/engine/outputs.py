@@ -121,7 +121,8 @@ class RequestOutputs:
         choice = self.choices[tokens.choice]
         if choice.is_finished:
             return None
-        self._prompt_logprobs = tokens.prompt_logprobs or self._prompt_logprobs
+        if tokens.prompt_logprobs is not None:  # empty for a prompt of one token
+            self._prompt_logprobs = tokens.prompt_logprobs
         is_first = not choice.token_ids
         output = choice.feed(tokens, self.prompt_index)
         output.prompt_logprobs = self._prompt_logprobs if is_first else None

@@ -60,6 +60,11 @@ def test_ids_params_per_prompt_choices_and_logprobs(llm: LLM) -> None:
     assert second.prompt_token_ids == [8, 9]
 
 
+def test_a_prompt_of_one_token_has_no_log_probabilities_rather_than_unknown_ones(llm: LLM) -> None:
+    (output,) = llm.generate([[5]], SamplingParams(max_tokens=2, prompt_logprobs=1, n=2, ignore_eos=True))
+    assert output.prompt_logprobs == []
+
+
 def test_stop_strings_end_choices_and_free_their_pages(llm: LLM) -> None:
     (whole,) = llm.generate("abc", SamplingParams(temperature=0, max_tokens=60, ignore_eos=True))
     stop = whole.outputs[0].text[10:12]
