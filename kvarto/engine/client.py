@@ -40,6 +40,10 @@ logger = logging.getLogger("kvarto.engine")
 
 MAX_OUTPUTS = 4096
 """Prompts times choices of one submission."""
+ENDED_WITH_ERROR = (
+    "the engine could not compute this request: the model's numbers were not finite, or its steps failed also when "
+    "they held nothing else; see the server's log"
+)
 _RATE_WINDOW = 64
 """Ended requests from which the pace is taken."""
 
@@ -207,6 +211,12 @@ class EngineClient:
                 "leave it out, or start the server with `--scheduling-policy priority`",
                 param="priority",
             )
+        if not 1 <= num_prompts <= self._capacity:
+            raise InvalidRequest(
+                f"{num_prompts} prompts in one request; at least 1, and at most {self._capacity} fit at all "
+                "(`--max-num-seqs` and `--max-num-queued`); send several requests",
+                param="prompt",
+            )
         if self._is_full(num_prompts):
             raise Overloaded(
                 f"{self.num_open} prompts are running or queued and {num_prompts} more were sent; at most "
@@ -354,7 +364,7 @@ class EngineClient:
             request.num_cached_tokens = output.num_cached_tokens
         self._observe_tokens(request, len(output.token_ids))
         if output.finish_reason == "error":
-            self._fail(request, EngineError("the model produced numbers that are not finite for this request"))
+            self._fail(request, EngineError(ENDED_WITH_ERROR))
             return
         request.generation.put(output)
         if request.outputs.is_finished:

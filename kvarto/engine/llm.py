@@ -44,7 +44,7 @@ class CompletionOutput:
     logprobs: list[TokenLogprobs] | None = None
     """One per token, when asked for."""
     finish_reason: str | None = None
-    """`stop`, `length`, or `error` when the model's numbers were not finite."""
+    """`stop`, `length`, or `error` when the model's numbers were not finite or its steps failed."""
     stop_reason: str | int | None = None
     """The stop string or the stop token; None for the model's own end."""
 

@@ -107,7 +107,7 @@ class TokensOut(msgspec.Struct, frozen=True, kw_only=True, tag="tokens", omit_de
     num_cached_tokens: int = 0
     """Prompt tokens that came from the prefix cache; with the first output."""
     finish_reason: str | None = None
-    """`stop` (an end token), `length`, `deadline`, or `error` (non-finite logits)."""
+    """`stop` (an end token), `length`, `deadline`, or `error` (non-finite logits, or steps that fail also alone)."""
     stop_token_id: int | None = None
     """The token that ended it, for `stop`."""
 

@@ -87,9 +87,7 @@ def _collect_prompt_rows(chunk: Chunk, drawn: _Drawn, first_row: int) -> None:
         request.prompt_logprobs.append(drawn.logprobs_of(first_row + row, token_id, num_top))
 
 
-def _collect_draws(
-    chunk: Chunk, drawn: _Drawn, first_row: int, scheduler: Scheduler, outputs: list[TokensOut]
-) -> None:
+def _collect_draws(chunk: Chunk, drawn: _Drawn, first_row: int, scheduler: Scheduler, outputs: list[TokensOut]) -> None:
     leader = chunk.choice
     was_first = not leader.output
     leader.append(drawn.token_ids[first_row])
@@ -135,4 +133,3 @@ def _finish_reason(choice: Choice) -> str | None:
     if choice.output[-1] in request.stop_ids and num_output >= request.sampling.min_tokens:
         return "stop"
     return "length" if num_output >= request.max_tokens else None
-

@@ -236,6 +236,9 @@ async def test_refusals_at_the_door() -> None:
             client.submit([(1,)], SamplingParams(), priority=1)
         with pytest.raises(InvalidRequest):
             client.submit([(1,), (VOCAB_SIZE,)], SamplingParams())
+        for num_prompts in (0, 6):
+            with pytest.raises(InvalidRequest, match=f"{num_prompts} prompts in one request; .* at most 5 fit at all"):
+                client.submit([(5,)] * num_prompts, SamplingParams())
         assert client.num_open == 0
         running = [client.submit([(5,)], SamplingParams(max_tokens=50)) for _ in range(5)]
         assert not client.can_admit
