@@ -250,9 +250,14 @@ class EngineClient:
         if self.state is not State.RUNNING:
             return
         for engine_id in self._gate.take():
-            request = self._by_engine_id[engine_id]
+            request = self._by_engine_id.get(engine_id)
+            if request is None:  # another prompt of its submission, taken before it, was more than a frame holds
+                continue
             runs_alone = self._suspects.runs_alone(request.request_id)
-            self._engine.send(request.message(time.monotonic(), runs_alone=runs_alone))
+            try:
+                self._engine.send(request.message(time.monotonic(), runs_alone=runs_alone))
+            except EngineError as error:
+                self._fail(request, error)
 
     def _withdraw(self, request: OpenRequest) -> None:
         """Make the engine forget the request; its late frames then belong to nobody."""

@@ -22,6 +22,8 @@ MAX_SALT_CHARS = 1024
 MAX_ID_CHARS = 256
 MAX_PRIORITY = 2**31 - 1
 MAX_DEADLINE_S = 30 * 24 * 3600.0
+MAX_PROMPT_LOGPROBS = 1_000_000
+"""Limit on the log-probabilities of one prompt, alternatives counted: they travel in one frame of at most 64 MiB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +75,7 @@ def validate_sampling(sampling: SamplingParams, num_prompt_tokens: int, limits: 
     for name, value in (("logprobs", sampling.logprobs), ("prompt_logprobs", sampling.prompt_logprobs)):
         if value is not None:
             _check_int(name, value, 0, most)
+    _check_prompt_logprobs(sampling.prompt_logprobs, num_prompt_tokens)
     for name in ("ignore_eos", "skip_special_tokens", "include_stop_str_in_output"):
         if not isinstance(getattr(sampling, name), bool):
             raise _wrong(name, getattr(sampling, name), "must be true or false")
@@ -93,6 +96,16 @@ def _check_noise(sampling: SamplingParams) -> None:
     _check_number("frequency_penalty", sampling.frequency_penalty, -2.0, 2.0)
     if sampling.seed is not None:
         _check_int("seed", sampling.seed, 0, MAX_SEED)
+
+
+def _check_prompt_logprobs(num_top: int | None, num_prompt_tokens: int) -> None:
+    count = 0 if num_top is None else (num_top + 1) * num_prompt_tokens
+    if count > MAX_PROMPT_LOGPROBS:
+        raise InvalidRequest(
+            f"`prompt_logprobs` {num_top} of {num_prompt_tokens} prompt tokens make {count} numbers; "
+            f"at most {MAX_PROMPT_LOGPROBS}, ask for fewer or shorten the prompt",
+            param="prompt_logprobs",
+        )
 
 
 def _check_lengths(sampling: SamplingParams, num_prompt_tokens: int, limits: ModelLimits) -> None:

@@ -263,6 +263,19 @@ async def test_a_fresh_engine_is_never_handed_more_than_its_queue_takes() -> Non
         assert client.num_restarts == 1
 
 
+async def test_what_no_frame_holds_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many choices with many tokens may be more than a frame when they move to a fresh engine."""
+    sampling = SamplingParams(seed=1, max_tokens=5)
+    async with client_of("fake?max_len=4096") as client:
+        monkeypatch.setattr("kvarto.engine.frames.MAX_FRAME_BYTES", 2000)
+        small = asyncio.create_task(collect(client.submit([(5,)], sampling)))
+        with pytest.raises(EngineError, match="frame of .* exceeds the limit of 2000 bytes"):
+            await collect(client.submit([(5,) * 3000, (6,)], sampling))
+        assert token_ids((await small)[0, 0]) == expected((5,), 1, 0, 5)
+        assert client.num_open == 0
+        assert client.num_restarts == 0
+
+
 async def test_drain_finishes_what_runs_and_takes_nothing_new() -> None:
     async with client_of("fake?step_s=0.002") as client:
         reader = asyncio.create_task(collect(client.submit([(5,)], SamplingParams(seed=1, max_tokens=50))))

@@ -10,9 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvarto.core.errors import ContextLengthExceeded, InvalidRequest, RequestError
-from kvarto.core.sampling import SamplingParams
-from kvarto.engine.messages import AddRequest, ResumedChoice
-from kvarto.engine.validate import ModelLimits, resolve_max_tokens, validate_request, validate_sampling
+from kvarto.core.sampling import MAX_LOGPROBS, SamplingParams
+from kvarto.engine.frames import encode_frame
+from kvarto.engine.messages import MAX_FRAME_BYTES, AddRequest, ResumedChoice, StepOut, TokenLogprobs, TokensOut
+from kvarto.engine.validate import (
+    MAX_ID_CHARS,
+    MAX_PROMPT_LOGPROBS,
+    ModelLimits,
+    resolve_max_tokens,
+    validate_request,
+    validate_sampling,
+)
 
 LIMITS = ModelLimits(vocab_size=100, max_model_len=50)
 GOOD = AddRequest(request_id="r", prompt_token_ids=(1, 99, 0), sampling=SamplingParams(max_tokens=4, seed=1))
@@ -92,6 +100,18 @@ def test_the_boundary_of_the_context() -> None:
     validate_request(changed(prompt_token_ids=(1,) * 49, max_tokens=1), LIMITS)
     with pytest.raises(ContextLengthExceeded, match="lower `max_tokens` to 1"):
         validate_request(changed(prompt_token_ids=(1,) * 49, max_tokens=2), LIMITS)
+
+
+def test_log_probabilities_of_a_long_prompt_fit_into_a_frame() -> None:
+    long = ModelLimits(vocab_size=200_000, max_model_len=2**20)
+    most = MAX_PROMPT_LOGPROBS // (MAX_LOGPROBS + 1)
+    request = changed(prompt_token_ids=(199_999,) * most, prompt_logprobs=MAX_LOGPROBS)
+    validate_request(request, long)
+    entry = TokenLogprobs(199_999, -1.5, ((199_999, -1.5),) * MAX_LOGPROBS)
+    out = TokensOut(request_id="x" * MAX_ID_CHARS, choice=0, token_ids=(1,), prompt_logprobs=(entry,) * most)
+    assert len(encode_frame(StepOut(step=1, tokens=(out, out)))) < MAX_FRAME_BYTES
+    with pytest.raises(InvalidRequest, match="`prompt_logprobs` 20 of"):
+        validate_request(msgspec.structs.replace(request, prompt_token_ids=(1,) * (most + 1)), long)
 
 
 def test_min_tokens_is_checked_also_without_max_tokens() -> None:
