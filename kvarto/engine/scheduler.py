@@ -341,7 +341,7 @@ class Scheduler:
 
     def release_held(self, request: Request) -> None:
         """After the leader's first token: the choices for which there was no slot get a leader of their own."""
-        if request.held:
+        if not any(map(_may_lead, request.choices)):  # else a leader that ended with that token had its successor
             self._promote(request)
 
     def finish(self, choice: Choice) -> None:

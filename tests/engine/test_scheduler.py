@@ -85,6 +85,16 @@ def test_more_choices_than_slots() -> None:
     assert num_computed < 8 * 20 + 8 * 2, "every choice computed the prompt for itself"
 
 
+@pytest.mark.parametrize(("max_seqs", "num_leaders"), [(4, 2), (3, 3), (1, 8)])
+def test_choices_of_one_token_have_one_leader_at_a_time(max_seqs: int, num_leaders: int) -> None:
+    """The leader ends with the token from which the others fork; those without a slot need just one new leader."""
+    harness, watch = watched(Shape(max_seqs=max_seqs, is_caching=False))
+    message = harness.add(20, n=8, max_tokens=1)
+    harness.run()
+    harness.check_tokens(message)
+    assert sum(step.num_tokens for step in watch.steps) == num_leaders * 20
+
+
 def test_first_come_first_served() -> None:
     harness = Harness(Shape(max_seqs=2))
     for _ in range(8):
