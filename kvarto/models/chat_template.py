@@ -152,7 +152,10 @@ class ChatTemplate:
             status, text = b"S", f"it takes more than {limits.compile_s:g} s or {limits.memory_bytes} bytes"
         if status != b"T":
             self._kill()
-            raise BadFile(f"the model's chat template does not parse: {text}; name another with `--chat-template`")
+            raise BadFile(
+                f"the model's chat template does not parse: {text}; mend it, or remove it: "
+                "a model without one serves completions alone"
+            )
 
     def _kill(self) -> None:
         worker, self._worker = self._worker, None

@@ -55,6 +55,8 @@ def run(config: ServerConfig, engine: EngineConfig, *, say: Say = print) -> None
         model = open_model(path, DType.F32)  # the engine opens it again, in its own precision
         try:
             model.files.close()
+            if model.chat_template is not None:
+                model.chat_template.warm()
             served = _served_model(model, config)
             uvloop.run(_serve(config, msgspec.structs.replace(engine, model=str(path)), served, place, phases, say))
         finally:
@@ -127,7 +129,8 @@ class _Ending:
         if self._http is None:
             self._asked.set()
         elif self._draining is None:
-            self._say(f"finishing {self._client.num_open} requests; a second signal ends at once")
+            if self._client.num_open:
+                self._say(f"finishing {self._client.num_open} requests; a second signal ends at once")
             self._draining = asyncio.ensure_future(self._drain(self._http))
         else:
             self._draining.cancel()

@@ -313,7 +313,7 @@ def test_limits(template: str, says: str, make: Any) -> None:
 
 def test_a_template_that_does_not_parse_is_the_models_fault(make: Any) -> None:
     for broken in ("{% if %}", "{{ x", "{% frobnicate %}", "{{ x | nofilter }}"):
-        with pytest.raises(BadFile, match=r"does not parse.*--chat-template"):
+        with pytest.raises(BadFile, match=r"does not parse.*remove it"):
             make(broken).warm()
 
 

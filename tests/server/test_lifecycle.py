@@ -115,17 +115,20 @@ def test_a_second_signal_ends_at_once(tmp_path: Path, engine: EngineConfig) -> N
 
 def test_what_cannot_start_says_why_in_one_line(tmp_path: Path, engine: EngineConfig) -> None:
     tiny = engine.model
+    unreadable = write_tiny_model(tmp_path / "unreadable")
+    (unreadable / "tokenizer_config.json").write_text('{"chat_template": "{% for %}"}')
     for number, (config, error) in enumerate(
         [
             (EngineConfig(model=str(tmp_path / "nothing")), "UsageError"),
             (EngineConfig(model=tiny, device_memory=1000, threads=1), "BudgetTooSmall"),
+            (EngineConfig(model=str(unreadable), threads=1), "BadFile: the model's chat template does not parse"),
         ]
     ):
         folder = tmp_path / str(number)
         folder.mkdir()
         with serving(folder, config) as up:
             assert up.process.wait(90) == 1
-            assert up.text.strip().splitlines()[-1].startswith(f"{error}: ")
+            assert up.text.strip().splitlines()[-1].startswith(f"{error}")
             assert "Traceback" not in up.text
 
 
