@@ -8,8 +8,8 @@ only quotes must not be.
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,6 @@ class Tokenizer:
         backend.no_truncation()
         backend.no_padding()
         self._backend = backend
-        self._lock = threading.Lock()
         self.special_tokens = dict(special_tokens)
         """By role (`bos_token`, `eos_token`, …): what chat templates get to see."""
         self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
@@ -44,19 +43,28 @@ class Tokenizer:
         """Ids that `skip_special_tokens` leaves out."""
         self._bytes = TokenBytes(json.loads(backend.decoder.__getstate__()) if backend.decoder is not None else {})
 
+    @cached_property
+    def max_token_chars(self) -> int:
+        """Longest spelling: n tokens hold at most n times as many characters, but for spaces that a model drops."""
+        return max(map(len, self._backend.get_vocab(with_added_tokens=True)), default=1)
+
+    @cached_property
+    def _quoting(self) -> tokenizers.Tokenizer:
+        """The same, blind to control tokens: a switch of the whole object, so whoever turned it held up all others."""
+        backend = tokenizers.Tokenizer.from_str(self._backend.to_str())
+        backend.encode_special_tokens = True
+        return backend
+
     def encode(self, text: str, add_special_tokens: bool = True, parse_special: bool = True) -> list[int]:
         """Token ids of `text`, with the tokens that the model wants around it if `add_special_tokens`.
 
         With `parse_special=False`, spellings of control tokens in `text` are ordinary characters. Raises InvalidRequest
         for text that is not valid Unicode.
         """
+        backend = self._backend if parse_special else self._quoting
         try:
-            # The switch belongs to the shared object, so whoever sets it encodes before the next one may.
-            with self._lock:
-                self._backend.encode_special_tokens = not parse_special
-                # As a batch, because that alone lets other threads run meanwhile.
-                encoded = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
-                ids: list[int] = encoded[0].ids
+            # As a batch, because that alone lets other threads run meanwhile.
+            ids: list[int] = backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
         except (UnicodeEncodeError, TypeError) as error:
             raise InvalidRequest("the text holds half of a surrogate pair, which is not valid Unicode") from error
         return ids

@@ -48,7 +48,7 @@ def package_version() -> str:
 
 def build_app(service: Service) -> ASGIApp:
     """The whole application, middleware included."""
-    api = FastAPI(title="Kvarto", version=package_version(), docs_url=None, redoc_url=None)
+    api = FastAPI(title="Kvarto", version=package_version(), docs_url=None, redoc_url=None, redirect_slashes=False)
     _add_api(api, service)
     _add_probes(api, service)
     install_handlers(api)

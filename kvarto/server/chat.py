@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from fastapi import Request
 from starlette.responses import Response
 
-from kvarto.core.errors import InvalidRequest
+from kvarto.core.errors import ContextLengthExceeded, InvalidRequest
 from kvarto.engine.outputs import ChoiceOutput
 from kvarto.server.answer import Answer, respond, submit
 from kvarto.server.logprobs import chat_logprobs, prompt_logprobs
@@ -100,15 +101,18 @@ async def create_chat_completion(service: Service, request: Request) -> Response
     sampling = sampling_params(
         body, service.model.sampling_defaults, max_tokens=max_tokens, logprobs=_num_logprobs(body)
     )
+    limit = service.engine.ready.max_model_len
     encoded = await service.prompts.from_messages(
         body.messages,
         add_generation_prompt=body.add_generation_prompt,
         continue_final_message=body.continue_final_message,
         add_special_tokens=body.add_special_tokens,
         template_kwargs=body.chat_template_kwargs,
+        max_model_len=limit if body.truncate_prompt_tokens is None else None,
     )
-    prompt = truncated(encoded, body.truncate_prompt_tokens, service.engine.ready.max_model_len, max_tokens)
-    generation = submit(service, [prompt], sampling, body)
+    prompt = truncated(encoded, body.truncate_prompt_tokens, limit, max_tokens)
+    with _names_as_sent(body):
+        generation = submit(service, [prompt], sampling, body)
     return await respond(request, ChatAnswer(service, body, prompt), generation, is_stream=body.stream)
 
 
@@ -117,3 +121,18 @@ def _num_logprobs(body: ChatRequest) -> int | None:
     if body.top_logprobs is not None and not body.logprobs:
         raise InvalidRequest("`top_logprobs` needs `logprobs` to be true", param="top_logprobs")
     return (body.top_logprobs or 0) if body.logprobs else None
+
+
+@contextmanager
+def _names_as_sent(body: ChatRequest) -> Iterator[None]:
+    """The engine's door says `logprobs` and `max_tokens`, which a chat may have called otherwise."""
+    names = {"logprobs": "top_logprobs"}
+    if body.max_completion_tokens is not None:
+        names["max_tokens"] = "max_completion_tokens"
+    try:
+        yield
+    except (InvalidRequest, ContextLengthExceeded) as error:
+        if error.param not in names:
+            raise
+        name = names[error.param]
+        raise type(error)(str(error).replace(f"`{error.param}`", f"`{name}`"), param=name) from None

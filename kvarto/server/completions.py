@@ -129,9 +129,13 @@ async def create_completion(service: Service, request: Request) -> Response:
     body = await service.bodies.read(request, CompletionRequest)
     service.model.check_name(body.model)
     add_special = body.add_special_tokens is not False
-    encoded = await service.prompts.from_prompt(body.prompt, add_special_tokens=add_special)
-    max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
     limit = service.engine.ready.max_model_len
+    encoded = await service.prompts.from_prompt(
+        body.prompt,
+        add_special_tokens=add_special,
+        max_model_len=limit if body.truncate_prompt_tokens is None else None,
+    )
+    max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
     prompts = [truncated(prompt, body.truncate_prompt_tokens, limit, max_tokens) for prompt in encoded]
     if body.max_tokens is None:
         room = min((limit - len(prompt) for prompt in prompts), default=1)

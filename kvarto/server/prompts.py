@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
 
-from kvarto.core.errors import InvalidRequest
+from kvarto.core.errors import ContextLengthExceeded, InvalidRequest
 from kvarto.server.served_model import ServedModel
 
 MAX_PROMPTS = 1024
@@ -36,18 +36,30 @@ class Prompts:
         """End the threads."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of one text; control tokens spelt in it count as such."""
+    async def encode(
+        self, text: str, *, add_special_tokens: bool = True, max_model_len: int | None = None
+    ) -> list[int]:
+        """Token ids of one text; control tokens spelt in it count as such.
+
+        A text with more characters than `max_model_len` tokens can hold is refused as it is: to tokenise it could
+        take half a minute and gigabytes.
+        """
+        if max_model_len is not None:
+            self._check_length(len(text), max_model_len, "prompt")
         call = partial(self._model.tokenizer.encode, text, add_special_tokens=add_special_tokens)
         return await self._off_loop(call)
 
-    async def from_prompt(self, prompt: str | list[Any], *, add_special_tokens: bool = True) -> list[list[int]]:
+    async def from_prompt(
+        self, prompt: str | list[Any], *, add_special_tokens: bool = True, max_model_len: int | None = None
+    ) -> list[list[int]]:
         """Every form of OpenAI's `prompt`: text, texts, ids, or lists of ids; the answer has a list for each prompt."""
         prompts = _as_list(prompt)
         if len(prompts) > MAX_PROMPTS:
             raise InvalidRequest(f"`prompt` holds {len(prompts)} prompts; at most {MAX_PROMPTS}", param="prompt")
         return [
-            await self.encode(each, add_special_tokens=add_special_tokens) if isinstance(each, str) else each
+            await self.encode(each, add_special_tokens=add_special_tokens, max_model_len=max_model_len)
+            if isinstance(each, str)
+            else each
             for each in prompts
         ]
 
@@ -59,6 +71,7 @@ class Prompts:
         continue_final_message: bool | None = None,
         add_special_tokens: bool | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
+        max_model_len: int | None = None,
     ) -> list[int]:
         """Token ids of a conversation, by the model's chat template."""
         template = self._model.chat_template
@@ -75,12 +88,23 @@ class Prompts:
         plain = [_plain_message(message, index) for index, message in enumerate(messages)]
         if not plain:
             raise InvalidRequest("`messages` is empty; at least 1 message is needed", param="messages")
+        if max_model_len is not None:
+            self._check_length(sum(len(message["content"]) for message in plain), max_model_len, "messages")
         kwargs = _checked_kwargs(template_kwargs or {})
         begins_answer = not continue_final_message if add_generation_prompt is None else add_generation_prompt
         text = await self._off_loop(partial(template.render, plain, add_generation_prompt=begins_answer, **kwargs))
         if continue_final_message:
             text = _cut_after_final(text, str(plain[-1]["content"]))
-        return await self.encode(text, add_special_tokens=bool(add_special_tokens))
+        return await self.encode(text, add_special_tokens=bool(add_special_tokens), max_model_len=max_model_len)
+
+    def _check_length(self, num_chars: int, max_model_len: int, param: str) -> None:
+        max_chars = max_model_len * self._model.tokenizer.max_token_chars
+        if num_chars > max_chars:
+            raise ContextLengthExceeded(
+                f"this model's maximum context length is {max_model_len} tokens; `{param}` has {num_chars:,} "
+                f"characters, and more than {max_chars:,} never fit; shorten it",
+                param=param,
+            )
 
     async def _off_loop(self, call: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, call)

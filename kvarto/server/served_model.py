@@ -15,6 +15,10 @@ from kvarto.engine.token_table import TokenTable
 class TextTokenizer(TokenBytes, Protocol):
     """What the server needs of a tokenizer. Called from several threads."""
 
+    @property
+    def max_token_chars(self) -> int:
+        """Characters of the longest spelling in the vocabulary."""
+
     def encode(self, text: str, add_special_tokens: bool = True, parse_special: bool = True) -> list[int]:
         """Token ids of a text."""
 

@@ -15,6 +15,7 @@ async def tokenize(service: Service, request: Request) -> TokenizeAnswer:
     service.model.check_name(body.model)
     if (body.prompt is None) == (body.messages is None):
         raise InvalidRequest("send either `prompt` or `messages`", param="prompt")
+    limit = service.engine.ready.max_model_len
     if body.messages is not None:
         tokens = await service.prompts.from_messages(
             body.messages,
@@ -22,14 +23,13 @@ async def tokenize(service: Service, request: Request) -> TokenizeAnswer:
             continue_final_message=body.continue_final_message,
             add_special_tokens=body.add_special_tokens,
             template_kwargs=body.chat_template_kwargs,
+            max_model_len=limit,
         )
     else:
         add_special = body.add_special_tokens is not False
-        tokens = await service.prompts.encode(body.prompt or "", add_special_tokens=add_special)
+        tokens = await service.prompts.encode(body.prompt or "", add_special_tokens=add_special, max_model_len=limit)
     texts = [service.model.tokens.token_text(token) for token in tokens] if body.return_token_strs else None
-    return TokenizeAnswer(
-        count=len(tokens), max_model_len=service.engine.ready.max_model_len, tokens=tokens, token_strs=texts
-    )
+    return TokenizeAnswer(count=len(tokens), max_model_len=limit, tokens=tokens, token_strs=texts)
 
 
 async def detokenize(service: Service, request: Request) -> DetokenizeAnswer:

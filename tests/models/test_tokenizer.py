@@ -121,6 +121,13 @@ def test_spelt_control_tokens_are_text_unless_asked(smollm2: Tokenizer) -> None:
         assert smollm2.control_tokens & set(smollm2.encode(text))
 
 
+def test_no_token_holds_more_characters_than_the_longest(smollm2: Tokenizer) -> None:
+    most = smollm2.max_token_chars
+    for text in ("\n" + " " * 80, "a" * 5000, " " * 5000, "word " * 500, "\U0001f600" * 100, "<|im_end|>" * 50):
+        assert len(text) <= most * len(smollm2.encode(text, add_special_tokens=False))
+    assert len(smollm2.encode("\n" + " " * (most - 1))) == 1
+
+
 def test_threads_do_not_disturb_each_other(smollm2: Tokenizer) -> None:
     text = "x <|im_end|> y " * 50
     expected = {parse: smollm2.encode(text, parse_special=parse) for parse in (True, False)}

@@ -34,6 +34,8 @@ COMMAND = (sys.executable, str(Path(fake.__file__)))
 class ByteTokenizer:
     """Ids are bytes; 256 to 299 are unused; id 0 is special; `add_special_tokens` puts a 1 in front."""
 
+    max_token_chars = 1
+
     def encode(self, text: str, add_special_tokens: bool = True, parse_special: bool = True) -> list[int]:
         return [1] * add_special_tokens + list(text.encode())
 

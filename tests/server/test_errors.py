@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from kvarto.server.config import ServerConfig
-from tests.server.running import Running, running
+from tests.server.running import ByteTokenizer, Running, running
 from tests.server.test_api import text_of
 
 
@@ -59,7 +59,7 @@ BAD_CHATS: list[tuple[dict[str, Any], str]] = [
     ({"messages": [{"role": "user", "content": 5}]}, "messages"),
     ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "messages"),
     ({"messages": MESSAGES, "top_logprobs": 3}, "top_logprobs"),
-    ({"messages": MESSAGES, "logprobs": True, "top_logprobs": 21}, "logprobs"),
+    ({"messages": MESSAGES, "logprobs": True, "top_logprobs": 21}, "top_logprobs"),
     ({"messages": MESSAGES, "logprobs": 1}, "logprobs"),
     ({"messages": MESSAGES, "add_generation_prompt": True, "continue_final_message": True}, "continue_final_message"),
     ({"messages": [{"role": "user", "content": ""}], "continue_final_message": True}, "messages"),
@@ -67,7 +67,7 @@ BAD_CHATS: list[tuple[dict[str, Any], str]] = [
     ({"messages": MESSAGES, "chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
     ({"messages": MESSAGES, "chat_template_kwargs": {"__class__": 1}}, "chat_template_kwargs"),
     ({"messages": MESSAGES, "chat_template_kwargs": {"refuse": True}}, "messages"),
-    ({"messages": MESSAGES, "max_completion_tokens": 0}, "max_tokens"),
+    ({"messages": MESSAGES, "max_completion_tokens": 0}, "max_completion_tokens"),
     ({}, "messages"),
 ]  # fmt: skip
 BAD_BODIES: list[bytes] = [
@@ -118,6 +118,43 @@ async def test_context_errors_can_be_read_by_programs(server: Running) -> None:
         assert "maximum context length is 256" in error["message"]
 
 
+async def test_a_text_that_can_never_fit_is_not_tokenised(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The longest token of this vocabulary is one character, so 257 characters never fit into 256 tokens."""
+    tokenised: list[int] = []
+    encode = ByteTokenizer.encode
+
+    def spying(self: ByteTokenizer, text: str, **switches: bool) -> list[int]:
+        tokenised.append(len(text))
+        return encode(self, text, **switches)
+
+    monkeypatch.setattr(ByteTokenizer, "encode", spying)
+    long = "a" * 257
+    halves = [{"role": "user", "content": "a" * 129}] * 2
+    for path, body, param in (
+        ("/v1/completions", {"prompt": long}, "prompt"),
+        ("/v1/completions", {"prompt": [long]}, "prompt"),
+        ("/v1/chat/completions", {"messages": halves}, "messages"),
+        ("/tokenize", {"prompt": long}, "prompt"),
+        ("/tokenize", {"messages": halves}, "messages"),
+    ):
+        assert check(await server.post(path, body), param, body)["code"] == "context_length_exceeded"
+    assert tokenised == []
+    cut = {"prompt": long, "truncate_prompt_tokens": 10, "max_tokens": 1}
+    assert (await server.post("/v1/completions", cut)).status_code == 200
+    assert tokenised == [257]
+
+
+async def test_a_chat_is_told_the_name_that_it_sent(server: Running) -> None:
+    error = check(
+        await server.post("/v1/chat/completions", {"messages": MESSAGES, "max_completion_tokens": 300}),
+        "max_completion_tokens",
+        "too many",
+    )
+    assert error["code"] == "context_length_exceeded"
+    assert "`max_tokens`" not in error["message"]
+    assert "lower `max_completion_tokens` to" in error["message"]
+
+
 async def test_unknown_model_lists_near_names(server: Running) -> None:
     for path, body in (("/v1/completions", {"prompt": "a"}), ("/v1/chat/completions", {"messages": MESSAGES})):
         error = check(await server.post(path, {**body, "model": "org/fke"}), "model", path, status=404)
@@ -128,6 +165,9 @@ async def test_unknown_model_lists_near_names(server: Running) -> None:
 
 async def test_routing_errors_have_the_same_shape(server: Running) -> None:
     assert check(await server.http.get("/v1/nothing"), None, "path", status=404)["code"] == "not_found"
+    for method in ("GET", "POST"):
+        slash = await server.http.request(method, "/v1/completions/", headers={"host": "elsewhere"})
+        assert check(slash, None, "slash", status=404)["code"] == "not_found"
     assert check(await server.http.get("/v1/completions"), None, "GET", status=405)["code"] == "method_not_allowed"
 
 
