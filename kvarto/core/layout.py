@@ -55,7 +55,9 @@ class Layout:
     activation_lower_bound_bytes: int
     """The largest sum of live buffers at any op: no packing can be smaller."""
     host_bytes: int
-    """Bookkeeping outside the arena: page tables, pool counts, prefix-cache records, at their largest."""
+    """Bookkeeping outside the arena from the start: page tables, step arrays, pool counts."""
+    record_bytes: int
+    """Records of the prefix cache, outside the arena too, once every page is cached."""
 
     @property
     def total_bytes(self) -> int:

@@ -1,4 +1,7 @@
-"""Bookkeeping outside the arena, at its largest: what the plan adds to the arena for the machine's memory."""
+"""Bookkeeping outside the arena: what the plan adds to it for the machine's memory.
+
+Tables, arrays and counts are there from the start; records of the prefix cache come with each page that is cached.
+"""
 
 from __future__ import annotations
 
@@ -35,6 +38,11 @@ def step_bytes(num_groups: int, limits: StepLimits) -> int:
 
 
 def host_bytes(num_groups: int, num_pages: int, limits: StepLimits, page_size: int) -> int:
-    """All bookkeeping outside the arena: page tables, step arrays, pool arrays and prefix-cache records."""
-    per_page = POOL_BYTES_PER_PAGE + CACHE_BYTES_PER_PAGE + CACHE_BYTES_PER_TOKEN * page_size
-    return page_table_bytes(num_groups, limits, page_size) + step_bytes(num_groups, limits) + num_pages * per_page
+    """What is there from the start: page tables, step arrays and the pool's arrays."""
+    tables = page_table_bytes(num_groups, limits, page_size)
+    return tables + step_bytes(num_groups, limits) + num_pages * POOL_BYTES_PER_PAGE
+
+
+def record_bytes(num_pages: int, page_size: int) -> int:
+    """Records of the prefix cache for that many cached pages."""
+    return num_pages * (CACHE_BYTES_PER_PAGE + CACHE_BYTES_PER_TOKEN * page_size)

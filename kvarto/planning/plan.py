@@ -16,7 +16,7 @@ from kvarto.core.dtype import DType
 from kvarto.core.layout import Budget, Layout, Region
 from kvarto.core.program import Program
 from kvarto.planning.fixed import plan_fixed
-from kvarto.planning.host_bytes import host_bytes
+from kvarto.planning.host_bytes import host_bytes, record_bytes
 from kvarto.planning.page_count import default_num_pages
 from kvarto.planning.refusal import refusal
 from kvarto.planning.request import PlanRequest
@@ -60,6 +60,7 @@ def plan(
         scratch_offsets=fixed.scratch_offsets,
         activation_lower_bound_bytes=fixed.activation_lower_bound_bytes,
         host_bytes=host_bytes(len(program.layer_groups), num_pages, limits, page_size),
+        record_bytes=record_bytes(num_pages, page_size),
     )
 
 

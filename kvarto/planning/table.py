@@ -46,7 +46,8 @@ def layout_table(layout: Layout, program: Program) -> str:
         ("arena", _capacity(layout, program), layout.total_bytes),
         ("budget", budget.source, budget.device_bytes),
         ("unused", "less than a page, or not asked for", budget.device_bytes - layout.total_bytes),
-        ("host", "bookkeeping outside the arena, at most", layout.host_bytes),
+        ("host", "page tables, step arrays and counts, outside the arena", layout.host_bytes),
+        ("records", "prefix cache, outside the arena, once every page is cached", layout.record_bytes),
     ]
     everything = [*lines, *totals]
     widths = [max(len(region) for region, _, _ in everything), max(len(what) for _, what, _ in everything)]

@@ -13,6 +13,7 @@ import random
 import re
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import aiohttp
@@ -32,22 +33,24 @@ LOADING = "read weights"
 
 
 def planned_bytes(server: Served) -> int:
-    """Arena and bookkeeping, from the table that the server printed."""
+    """Arena, bookkeeping, and records of the pages that are in use now, from the table that the server printed."""
     table = server.log.read_text()
-    rows = re.findall(r"^(arena|host)\b.* ([\d,]+)  ", table, re.M)
+    rows = re.findall(r"^(arena|host|records)\b.* ([\d,]+)  ", table, re.M)
     sizes = {name: int(size.replace(",", "")) for name, size in rows}
-    return sizes["arena"] + sizes["host"]
+    pages = {state: server.metric("kvarto:pages", state=state) for state in ("free", "held", "evictable", "draining")}
+    share_in_use = 1 - pages["free"] / sum(pages.values())
+    return sizes["arena"] + sizes["host"] + int(sizes["records"] * share_in_use)
 
 
-def is_backed(server: Served, planned: int, *, limit_s: float = 30) -> None:
-    """Wait until the background has touched the arena: resident memory no longer grows."""
+def wait_until_backed(server: Served, planned: int, *, limit_s: float = 60) -> None:
+    """The background touches the arena after the start: until resident memory no longer grows."""
     last, deadline = 0, time.monotonic() + limit_s
     while time.monotonic() < deadline:
         now = peak_bytes(server.processes)
         if now - last < MIB and now > planned:
             return
         last = now
-        time.sleep(0.5)
+        time.sleep(1.0)
 
 
 async def load(server: Served, num_requests: int, max_len: int, seed: int) -> int:
@@ -90,16 +93,32 @@ def random_config(rng: random.Random, model: Path) -> EngineConfig:
     )
 
 
-def measure(config: EngineConfig, seed: int) -> tuple[int, int, int] | str:
-    """(planned, peak after start, peak under load), or the refusal."""
+@dataclass(frozen=True)
+class Measured:
+    """Bytes that were planned, and the peak of server and engine, after the start and under load."""
+
+    planned_start: int
+    start: int
+    planned_load: int
+    load: int
+
+    def errors(self, overhead: int) -> tuple[float, float]:
+        """How far the peaks are from plan + overhead, as shares of it."""
+        pairs = ((self.planned_start, self.start), (self.planned_load, self.load))
+        start, load = ((peak - planned - overhead) / (planned + overhead) for planned, peak in pairs)
+        return start, load
+
+
+def measure(config: EngineConfig, seed: int) -> Measured | str:
+    """Start, wait, load; or the refusal."""
     try:
         with served(config) as server:
             planned = planned_bytes(server)
-            is_backed(server, planned)
+            wait_until_backed(server, planned)
             start = peak_bytes(server.processes)
             answered = asyncio.run(load(server, NUM_REQUESTS, config.max_model_len or 512, seed))
             assert answered == NUM_REQUESTS, f"only {answered} were answered:\n{server.log.read_text()}"
-            return planned, start, peak_bytes(server.processes)
+            return Measured(planned, start, planned_bytes(server), peak_bytes(server.processes))
     except AssertionError as error:
         if not any(name in str(error) for name in REFUSALS):
             raise
@@ -110,8 +129,7 @@ def overhead_of(model: Path) -> int:
     """What server and engine take beside the plan, from the smallest start."""
     result = measure(EngineConfig(model=str(model), max_model_len=256, max_num_seqs=4, max_num_batched_tokens=64), 0)
     assert not isinstance(result, str), result
-    planned, _, peak = result
-    return peak - planned
+    return result.load - result.planned_load
 
 
 def configurations(models: list[Path], count: int) -> Iterator[EngineConfig]:
@@ -159,11 +177,9 @@ def test_peak_memory_is_what_was_planned(models: list[Path]) -> None:
             assert LOADING not in result, f"refused after loading had begun:\n{result}"
             refused += 1
             continue
-        planned, start, peak = result
-        expected = planned + overheads[config.model]
-        errors = ((start - expected) / expected, (peak - expected) / expected)
+        errors = result.errors(overheads[config.model])
         worst = max(worst, *map(abs, errors))
-        line = f"{index}: plan {format_bytes(planned)}, start {errors[0]:+.2%}, load {errors[1]:+.2%}"
+        line = f"{index}: plan {format_bytes(result.planned_load)}, start {errors[0]:+.2%}, load {errors[1]:+.2%}"
         print(line, flush=True)
         if max(map(abs, errors)) > TOLERANCE:
             failures.append(f"{line} {msgspec.json.encode(config).decode()}")

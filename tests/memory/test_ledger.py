@@ -33,6 +33,7 @@ def make_layout(num_pages: int = NUM_PAGES) -> Layout:
         scratch_offsets={},
         activation_lower_bound_bytes=4000,
         host_bytes=0,
+        record_bytes=0,
     )
 
 

@@ -25,7 +25,7 @@ from kvarto.memory.executors import VirtualExecutor
 from kvarto.memory.page_pool import PagePool
 from kvarto.memory.transfers import Transfers
 from kvarto.planning.fixed import plan_fixed
-from kvarto.planning.host_bytes import CACHE_BYTES_PER_PAGE, CACHE_BYTES_PER_TOKEN, POOL_BYTES_PER_PAGE, host_bytes
+from kvarto.planning.host_bytes import POOL_BYTES_PER_PAGE, host_bytes, record_bytes
 from kvarto.planning.page_count import pages_for_sequence
 from kvarto.planning.plan import default_device_bytes, plan
 from tests.planning.programs import FAMILIES, LIMITS, family, tiny
@@ -232,4 +232,4 @@ def test_bookkeeping_bounds_what_a_full_prefix_cache_takes(page_size: int, num_p
     finally:
         tracemalloc.stop()
     assert pool.num_evictable > 0.9 * num_pages
-    assert taken_bytes <= pool.num_evictable * (CACHE_BYTES_PER_PAGE + CACHE_BYTES_PER_TOKEN * page_size)
+    assert taken_bytes <= record_bytes(pool.num_evictable, page_size)

@@ -39,6 +39,7 @@ def test_figures_of_the_text_are_exact() -> None:
     assert figures["weights"] + figures["activations"] + figures["pages"] == figures["arena"] == layout.total_bytes
     assert figures["arena"] + figures["unused"] == figures["budget"] == GIB + 12345
     assert figures["host"] == layout.host_bytes
+    assert figures["records"] == layout.record_bytes
 
 
 def test_capacity_is_in_tokens_where_one_group_takes_all_pages() -> None:
