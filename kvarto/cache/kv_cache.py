@@ -29,6 +29,7 @@ from kvarto.core.kv_format import KVFormat, LayerGroup
 from kvarto.memory.arbiter import Arbiter
 from kvarto.memory.page_pool import PagePool
 from kvarto.memory.transfers import Transfers
+from kvarto.planning.page_count import pages_for_group
 
 KV_OWNER = OwnerId(0)
 """Where nobody else owns pages."""
@@ -152,6 +153,17 @@ class KVCache:
         """Pages that `grow` would take."""
         num_new = max(0, self._geometry.num_pages(num_tokens) - sequence.num_pages)
         return num_new * self._geometry.num_groups + len(self._shared_tail(sequence))
+
+    def pages_to_reach(self, sequence: Sequence, num_tokens: int, chunk_tokens: int) -> int:
+        """Pages that the sequence lacks at most until `num_tokens` are computed, `chunk_tokens` at a time.
+
+        With a window these are far fewer than `grow` would take at once, for pages go back on the way.
+        """
+        missing = len(self._shared_tail(sequence))
+        for layers in self._geometry.groups:
+            most = pages_for_group(layers, self._geometry.page_size, num_tokens, chunk_tokens)
+            missing += max(0, most - self._num_held(sequence, layers.window))
+        return missing
 
     def grow(self, sequence: Sequence, num_tokens: int) -> None:
         """Make room for `num_tokens` tokens in all, the next one writable. Raises OutOfPages with nothing changed."""
@@ -309,6 +321,11 @@ class KVCache:
             for i, page in enumerate(pages)
             if page != NO_PAGE and self._pool.is_shared(page)
         ]
+
+    def _num_held(self, sequence: Sequence, window: int | None) -> int:
+        """Pages of one group, those behind its window not counted."""
+        parts = [part for part in self._geometry.windowed_parts if part.window == window]
+        return sequence.num_pages - sum(sequence.num_behind[part.index] for part in parts)
 
     def _copy_on_write(self, sequence: Sequence, group: int, column: int, target: int) -> None:
         source = int(sequence.table[group, column])

@@ -22,8 +22,10 @@ HORIZON_TOKENS = 64
 class AdmissionGate:
     """Remembers why the head of the queue did not fit, so that it is not opened again before something changed."""
 
-    def __init__(self, cache: KVCache) -> None:
+    def __init__(self, cache: KVCache, chunk_tokens: int) -> None:
+        """`chunk_tokens`: of one step."""
         self._cache = cache
+        self._chunk_tokens = chunk_tokens
         self._refused: Choice | None = None
         self._needs_available = 0
 
@@ -37,8 +39,8 @@ class AdmissionGate:
 
     def admits(self, choice: Choice, sequence: Sequence, running: Items[Choice]) -> bool:
         """Whether `choice`, opened as `sequence`, fits beside the claims of those that run."""
-        claimed = sum(pages_wanted(self._cache, other, other.sequence) for other in running if other.sequence)
-        missing = pages_wanted(self._cache, choice, sequence) + claimed - self._cache.num_available_pages
+        claimed = sum(self._wanted(other, other.sequence) for other in running if other.sequence)
+        missing = self._wanted(choice, sequence) + claimed - self._cache.num_available_pages
         if missing > 0:
             self.refuse(choice, missing=missing)
         return missing <= 0
@@ -48,8 +50,8 @@ class AdmissionGate:
         self._refused = choice
         self._needs_available = self._cache.num_available_pages + missing
 
-
-def pages_wanted(cache: KVCache, choice: Choice, sequence: Sequence) -> int:
-    """Pages that the choice still lacks for its known tokens and the next ones of its output."""
-    last = choice.request.num_prompt_tokens + choice.request.max_tokens
-    return cache.pages_to_grow(sequence, min(choice.num_tokens + HORIZON_TOKENS, last))
+    def _wanted(self, choice: Choice, sequence: Sequence) -> int:
+        """Pages that the choice still lacks for its known tokens and the next ones of its output."""
+        last = choice.request.num_prompt_tokens + choice.request.max_tokens
+        chunk = min(self._chunk_tokens, choice.num_tokens - sequence.num_computed_tokens)
+        return self._cache.pages_to_reach(sequence, min(choice.num_tokens + HORIZON_TOKENS, last), chunk)

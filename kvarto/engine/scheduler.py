@@ -52,7 +52,7 @@ class Scheduler:
         self._running: list[Choice] = []
         self._free_slots = list(range(limits.max_seqs - 1, -1, -1))
         self._crews = Crews()
-        self._gate = AdmissionGate(cache)
+        self._gate = AdmissionGate(cache, limits.max_tokens)
         self._suspects: deque[Choice] = deque()
         self._plan: dict[Choice, Chunk] = {}
         self._tokens_left = 0

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 
 from kvarto.core.step import Step
 from kvarto.engine.messages import Cancel, Refused, StepOut
+from kvarto.planning.page_count import pages_for_sequence
 from tests.engine.hashed_engine import Harness, Hooks, Shape
 
 
@@ -149,6 +151,21 @@ def test_forks_that_outgrow_the_pool_are_preempted_and_recomputed() -> None:
     harness.run()
     assert harness.engine.scheduler.num_preemptions > 0
     harness.check_tokens(message)
+
+
+def test_windows_are_counted_when_choices_are_admitted() -> None:
+    """Pages behind a window go back on the way, so a long prompt does not claim them."""
+    windows = (None,) + (32,) * 5
+    shape = Shape(windows=windows, max_tokens=64, max_context=1200, is_caching=False)
+    num_pages = 4 * pages_for_sequence(shape.groups, shape.page_size, 600, shape.max_tokens)
+    harness = Harness(replace(shape, num_pages=num_pages))
+    messages = [harness.add(500, max_tokens=100) for _ in range(4)]
+    harness.run()
+    together = [running for running in harness.steps if len(running) == 4]
+    assert len(together) > 50, "choices that fit beside each other waited for each other"
+    assert harness.engine.scheduler.num_preemptions == 0
+    for message in messages:
+        harness.check_tokens(message)
 
 
 def test_what_can_never_fit_is_refused_at_once() -> None:
