@@ -332,6 +332,8 @@ class Scheduler:
         token_ids = choice.output[-1:] if choice.is_decoding else choice.tokens(chunk.start, chunk.stop).tolist()
         self._cache.commit(_sequence(choice), token_ids)
         choice.num_computed_tokens = chunk.stop
+        if chunk.draws and chunk.length > 1:
+            self._gate.note_room()  # with a window, a prompt claims more than what follows it
 
     def start_fork(self, leader: Choice, fork: Choice) -> None:
         """Let `fork` go on from the prompt's pages of `leader`."""

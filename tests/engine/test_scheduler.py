@@ -168,6 +168,18 @@ def test_windows_are_counted_when_choices_are_admitted() -> None:
         harness.check_tokens(message)
 
 
+def test_who_did_not_fit_is_tried_again_when_a_prompt_is_computed() -> None:
+    """A prompt claims a chunk's pages beside its window; once it is computed, that claim is gone and another fits."""
+    shape = Shape(windows=(None,) + (32,) * 5, max_tokens=128, is_caching=False)
+    first, second = (pages_for_sequence(shape.groups, shape.page_size, 128 + 64, chunk) for chunk in (1, 128))
+    harness = Harness(replace(shape, num_pages=first + second))
+    for _ in range(2):
+        harness.add(120, max_tokens=60)  # leaves room in the step, so that the second is tried with the first
+    harness.run()
+    assert len([running for running in harness.steps if len(running) == 2]) > 50
+    assert harness.engine.scheduler.num_preemptions == 0
+
+
 def test_what_can_never_fit_is_refused_at_once() -> None:
     harness = Harness(Shape(num_pages=4, page_size=16, max_context=256, max_tokens=64))
     harness.add(60, max_tokens=5)
