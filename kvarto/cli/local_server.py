@@ -17,8 +17,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from kvarto.core.errors import EngineError
+from kvarto.core.errors import EngineError, UsageError
 
+_USAGE = 2
+"""Exit code of a server whose flags, model or budget can't work; ours is then the same."""
 STOP_TIMEOUT_S = 10.0
 POLL_S = 0.05
 _PR_SET_PDEATHSIG = 1
@@ -43,7 +45,8 @@ def _wait_for(path: Path, child: subprocess.Popen[bytes]) -> None:
     """The socket appears when the model is loaded."""
     while not path.exists():
         if child.poll() is not None:
-            raise EngineError(f"the model could not be served (exit code {child.returncode}); see above")
+            kind = UsageError if child.returncode == _USAGE else EngineError
+            raise kind(f"the model could not be served (exit code {child.returncode}); see above")
         time.sleep(POLL_S)
 
 

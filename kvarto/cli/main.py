@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from cyclopts import App, CycloptsError, Parameter
+from cyclopts import App, CycloptsError, Parameter, UnusedCliTokensError
 
 from kvarto.cli.refused_flags import refuse_foreign
 from kvarto.core.errors import EngineError, KvartoError
@@ -18,7 +18,6 @@ VERBOSE = ("-v", "--verbose")
 FAILED = 1
 USAGE = 2
 INTERRUPTED = 130
-
 
 
 def _version() -> str:
@@ -77,7 +76,7 @@ def run(tokens: Sequence[str]) -> int:
     except (CycloptsError, KvartoError) as error:
         if is_verbose:
             raise
-        _show(str(error))
+        _show(_sentence(error))
         return FAILED if isinstance(error, EngineError) else USAGE
     except Exception as error:
         if is_verbose:
@@ -91,6 +90,13 @@ def _take_verbose(tokens: Sequence[str]) -> tuple[bool, list[str]]:
     end = list(tokens).index("--") if "--" in tokens else len(tokens)
     kept = [token for token in tokens[:end] if token not in VERBOSE]
     return len(kept) < end, kept + list(tokens[end:])
+
+
+def _sentence(error: Exception) -> str:
+    if isinstance(error, UnusedCliTokensError):
+        rest = " ".join(map(str, error.unused_tokens or ()))
+        return f"`{rest}` is left over; write text with spaces in quotes, and a flag's name before its value"
+    return str(error)
 
 
 def _show(message: str) -> None:

@@ -21,9 +21,11 @@ def plan(*, engine: EngineConfig) -> int:
     Exit code 0: it fits; 1: it doesn't, and the message ends with flags that would work; 2: the flags are wrong.
     """
     from kvarto.engine.assemble import plan_engine
+    from kvarto.engine.settings import check_settings
     from kvarto.models.hub import resolve
     from kvarto.planning.table import layout_table
 
+    check_settings(engine)
     path = resolve(engine.model, lambda line: print(line, file=sys.stderr))
     try:
         program, layout = plan_engine(msgspec.structs.replace(engine, model=str(path)))

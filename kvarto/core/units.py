@@ -47,7 +47,10 @@ def parse_count(text: str | int) -> int:
     match = re.fullmatch(r"\s*([0-9]+)(?:\.([0-9]+))?\s*([kKmMgG]?)\s*", text)
     if match is None:
         raise ValueError(f"`{text}` is not a count; write a number such as `4096`, `4k` (4,000) or `4K` (4,096)")
-    return _scale(match[1], match[2], _COUNTS[match[3]])
+    unit = _COUNTS[match[3]]
+    if match[2] and int(match[1] + match[2]) * unit % 10 ** len(match[2]):
+        raise ValueError(f"`{text}` is not a whole count; write a number such as `4096` or `25.6k`")
+    return _scale(match[1], match[2], unit)
 
 
 def format_bytes(size_bytes: int) -> str:

@@ -26,7 +26,7 @@ from kvarto.engine.malloc import trim_heap
 from kvarto.engine.messages import Ready, Stats
 from kvarto.engine.phases import Phases
 from kvarto.engine.scheduler import Scheduler
-from kvarto.engine.settings import open_backend, plan_layout, weights_dtype
+from kvarto.engine.settings import check_settings, open_backend, plan_layout, weights_dtype
 from kvarto.engine.validate import ModelLimits
 from kvarto.memory.arbiter import Arbiter
 from kvarto.memory.ledger import Ledger, OwnerKind
@@ -98,6 +98,7 @@ def open_program(config: EngineConfig) -> tuple[WeightFiles, Program]:
     """Headers and configuration of the model, and the program that they make. Nothing big is read. The caller closes
     the files. Raises BadFile, UnsupportedModel or UsageError.
     """
+    check_settings(config)
     dtype = weights_dtype(config)
     files = open_weights(Path(config.model))
     try:

@@ -16,11 +16,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """What `kvarto serve` and `kvarto.LLM` ask of an engine. Sizes are bytes; None means `auto`."""
 
     model: str
-    """Folder, GGUF file, hub id, or `demo`; already resolved to a local path when the engine starts."""
+    """Folder, GGUF file, hub id (`org/name`, `org/name:Q4_K_M`), or `demo`."""  # an engine process gets a local path
     device: str = "cpu"
     """Where weights and pages live: `cpu`, or a PyTorch device such as `cuda:0`."""
     threads: int | None = None
-    """Threads that compute; None takes the cores that this process may use."""
+    """Threads that compute; without it, as many as the cores that this process may use."""
     device_memory: int | None = None
     """Bytes for weights, activations and pages together."""
     gpu_memory_utilization: float | None = None
@@ -30,7 +30,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     block_size: int = 16
     """Tokens per page: 8 to 256, a power of two. Output does not depend on it."""
     max_model_len: int | None = None
-    """Tokens of prompt and output together; None takes the model's own limit."""
+    """Tokens of prompt and output together; without it, the model's own limit."""
     max_num_seqs: int = 32
     """Sequences that run at once."""
     max_num_batched_tokens: int = 512
@@ -48,6 +48,6 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     prefault: bool = False
     """Touch every page before serving instead of in the background."""
     seed: int | None = None
-    """Seeds the seeds of requests that bring none; None draws from the system."""
+    """Seeds the seeds of requests that bring none; without it they come from the system."""
     faults: FaultPlan = FaultPlan()
     """Only for tests."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -25,6 +24,7 @@ from kvarto.engine.channel import LocalChannel
 from kvarto.engine.config import EngineConfig
 from kvarto.engine.messages import AddRequest, Cancel, StepOut, TokenLogprobs
 from kvarto.engine.outputs import ChoiceOutput, RequestOutputs
+from kvarto.engine.settings import check_settings
 from kvarto.engine.token_table import TokenTable
 from kvarto.engine.validate import resolve_max_tokens, validate_request
 from kvarto.models.hub import resolve
@@ -69,9 +69,11 @@ class LLM:
 
     def __init__(self, model: str, **settings: Any) -> None:
         """`settings` are the fields of EngineConfig. Raises KvartoError when the model or the budget cannot work."""
+        config = msgspec.structs.replace(EngineConfig(model=model), **settings)
+        check_settings(config)
         path = resolve(model)
-        config = msgspec.structs.replace(EngineConfig(model=str(path)), **settings)
-        self._model: Model = open_model(Path(path), DType.F32)  # for its texts; the engine loads its own weights
+        config = msgspec.structs.replace(config, model=str(path))
+        self._model: Model = open_model(path, DType.F32)  # for its texts; the engine loads its own weights
         self._model.files.close()
         self._tokens = TokenTable(self._model.tokenizer)
         self._channel = LocalChannel()

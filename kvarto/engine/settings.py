@@ -5,6 +5,8 @@ Nothing is allocated here.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from kvarto.core.buffers import StepLimits
 from kvarto.core.dtype import DType
 from kvarto.core.errors import UsageError
@@ -23,31 +25,12 @@ BLOCK_SIZES = (8, 16, 32, 64, 128, 256)
 POLICIES = ("fcfs", "priority")
 
 
-def open_backend(config: EngineConfig) -> Backend:
-    """The backend for `config.device`, without memory yet. Raises UsageError when PyTorch or the device is missing."""
-    if config.threads is not None and config.threads < 1:
-        raise UsageError(f"`--threads {config.threads}` computes nothing; give 1 or more")
-    try:
-        from kvarto.ops.reference.backend import ReferenceBackend
-    except ImportError as error:
-        raise UsageError(f"the reference backend needs PyTorch ({error}); `pip install 'kvarto[torch]'`") from error
-    return ReferenceBackend(config.device, config.threads or read_limits().num_cpus)
-
-
-def weights_dtype(config: EngineConfig) -> DType:
-    """How weights are kept in memory. Raises UsageError."""
-    return DType.F32 if config.dtype == "auto" else _float_dtype("--dtype", config.dtype)
-
-
-def kv_dtype(config: EngineConfig, backend: Backend) -> DType:
-    """How KV is kept in pages. Raises UsageError."""
-    if config.kv_cache_dtype == "auto":
-        return backend.default_kv_dtype()
-    return _float_dtype("--kv-cache-dtype", config.kv_cache_dtype)
-
-
-def step_limits(config: EngineConfig, program: Program) -> StepLimits:
-    """The largest step. Raises UsageError for limits that contradict each other or the model."""
+def check_settings(config: EngineConfig) -> None:
+    """Refuse what no model could be served with, before one is looked for or fetched. Raises UsageError."""
+    if config.threads is not None:
+        _at_least("--threads", config.threads, 1)
+    if config.max_model_len is not None:
+        _at_least("--max-model-len", config.max_model_len, 2)
     _at_least("--max-num-seqs", config.max_num_seqs, 1)
     _at_least("--max-num-queued", config.max_num_queued, 1)
     _at_least("--max-num-batched-tokens", config.max_num_batched_tokens, 1)
@@ -57,6 +40,33 @@ def step_limits(config: EngineConfig, program: Program) -> StepLimits:
             f"{config.max_num_seqs}`; each running sequence needs a token per step, so raise the first or lower the "
             "second"
         )
+    _one_of("--block-size", config.block_size, BLOCK_SIZES)
+    _one_of("--scheduling-policy", config.scheduling_policy, POLICIES)
+    _one_of("--dtype", config.dtype, ("auto", *FLOAT_DTYPES))
+    _one_of("--kv-cache-dtype", config.kv_cache_dtype, ("auto", *FLOAT_DTYPES))
+
+
+def open_backend(config: EngineConfig) -> Backend:
+    """The backend for `config.device`, without memory yet. Raises UsageError when PyTorch or the device is missing."""
+    try:
+        from kvarto.ops.reference.backend import ReferenceBackend
+    except ImportError as error:
+        raise UsageError(f"the reference backend needs PyTorch ({error}); `pip install 'kvarto[torch]'`") from error
+    return ReferenceBackend(config.device, config.threads or read_limits().num_cpus)
+
+
+def weights_dtype(config: EngineConfig) -> DType:
+    """How weights are kept in memory."""
+    return DType.F32 if config.dtype == "auto" else DType(config.dtype)
+
+
+def kv_dtype(config: EngineConfig, backend: Backend) -> DType:
+    """How KV is kept in pages."""
+    return backend.default_kv_dtype() if config.kv_cache_dtype == "auto" else DType(config.kv_cache_dtype)
+
+
+def step_limits(config: EngineConfig, program: Program) -> StepLimits:
+    """The largest step. Raises UsageError for a context that the model was not made for."""
     return StepLimits(
         max_tokens=config.max_num_batched_tokens,
         max_seqs=config.max_num_seqs,
@@ -67,10 +77,6 @@ def step_limits(config: EngineConfig, program: Program) -> StepLimits:
 
 def plan_layout(config: EngineConfig, program: Program, backend: Backend) -> Layout:
     """Where every byte would go. Raises UsageError or BudgetTooSmall."""
-    if config.block_size not in BLOCK_SIZES:
-        raise UsageError(f"`--block-size {config.block_size}` is not one of {', '.join(map(str, BLOCK_SIZES))}")
-    if config.scheduling_policy not in POLICIES:
-        raise UsageError(f"`--scheduling-policy {config.scheduling_policy}` is not one of {', '.join(POLICIES)}")
     limits, dtype = step_limits(config, program), kv_dtype(config, backend)
     kv_format = program.kv_format(dtype, config.block_size)
     sizes = {index: backend.scratch_bytes(op, program, limits, kv_format) for index, op in enumerate(program.ops)}
@@ -99,7 +105,6 @@ def _memory_limits(backend: Backend) -> ProcessLimits:
 def _max_context(config: EngineConfig, program: Program) -> int:
     if config.max_model_len is None:
         return program.max_positions
-    _at_least("--max-model-len", config.max_model_len, 2)
     if config.max_model_len > program.max_positions:
         raise UsageError(
             f"`--max-model-len {config.max_model_len}` is beyond the {program.max_positions} positions that the model "
@@ -108,10 +113,9 @@ def _max_context(config: EngineConfig, program: Program) -> int:
     return config.max_model_len
 
 
-def _float_dtype(flag: str, name: str) -> DType:
-    if name not in FLOAT_DTYPES:
-        raise UsageError(f"`{flag} {name}` is not one of auto, {', '.join(FLOAT_DTYPES)}")
-    return DType(name)
+def _one_of(flag: str, value: object, choices: Sequence[object]) -> None:
+    if value not in choices:
+        raise UsageError(f"`{flag} {value}` is not one of {', '.join(map(str, choices))}")
 
 
 def _at_least(flag: str, value: int, least: int) -> None:

@@ -33,7 +33,7 @@ _PART = re.compile(r"-\d{5}-of-\d{5}\.gguf$")
 def resolve(model: str, say: Say = print) -> Path:
     """A local path to serve from; fetches what is missing. Raises UsageError that says what would work."""
     path = Path(model).expanduser()
-    if model == DEMO or not path.exists():
+    if not model or model == DEMO or not path.exists():  # an empty path would be the current folder
         return pull(model, say)
     return path
 

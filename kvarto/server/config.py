@@ -17,7 +17,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     api_key: tuple[str, ...] = ()
     """Accepted keys; with none given, everybody may ask. Health and metrics stay open."""
     served_model_name: tuple[str, ...] = ()
-    """Names by which clients call the model; the first one is used in answers. None takes the model's own."""
+    """Names by which clients call the model; the first one is used in answers. Without it, the model's own."""
     root_path: str = ""
     """Path prefix under which a proxy publishes this server."""
     allowed_origins: tuple[str, ...] = ()

@@ -24,6 +24,7 @@ from kvarto.core.dtype import DType
 from kvarto.core.errors import UsageError
 from kvarto.engine.client import EngineClient
 from kvarto.engine.config import EngineConfig
+from kvarto.engine.settings import check_settings
 from kvarto.engine.token_table import TokenTable
 from kvarto.models.hub import resolve
 from kvarto.models.model import Model, open_model
@@ -45,6 +46,7 @@ LAST_BYTES_S = 10
 def run(config: ServerConfig, engine: EngineConfig, *, say: Say = print) -> None:
     """Serve until a signal ends it. Raises KvartoError when it cannot start; nothing is left behind."""
     _check(config)
+    check_settings(engine)
     _set_up_logging(config)
     place = ListeningSocket(config)
     try:
@@ -200,6 +202,8 @@ def _check(config: ServerConfig) -> None:
             raise UsageError(f"`{path}` is not a file; HTTPS needs a key and a certificate")
     if config.root_path and not config.root_path.startswith("/"):
         raise UsageError(f"`--root-path {config.root_path}` must begin with `/`")
+    if not all(config.served_model_name):
+        raise UsageError("a `--served-model-name` is empty; leave it out to take the model's own")
     if not all(config.api_key):
         raise UsageError("an `--api-key` is empty; leave it out to let everybody ask")
 

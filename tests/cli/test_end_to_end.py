@@ -14,7 +14,7 @@ import pytest
 
 from kvarto.cli.local_server import local_server
 from kvarto.cli.main import run
-from kvarto.core.errors import EngineError
+from kvarto.core.errors import UsageError
 from tests.server.tiny_model import write_tiny_model
 
 BUDGET = ["--device-memory", "32MiB", "--max-num-seqs", "4", "--max-num-batched-tokens", "64"]
@@ -64,7 +64,7 @@ def test_a_server_of_our_own_answers_a_load_and_ends_with_us(tiny: str, tmp_path
 
 
 def test_a_model_that_cannot_be_served_is_an_error_and_leaves_no_process(capfd: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(EngineError, match="exit code 2"), local_server(["/no/such/model"]):
+    with pytest.raises(UsageError, match="exit code 2"), local_server(["/no/such/model"]):
         pass
     assert "/no/such/model" in capfd.readouterr().err
     assert subprocess.run(["pgrep", "-P", str(os.getpid()), "-f", "/no/such/model"], check=False).returncode == 1

@@ -36,7 +36,7 @@ def test_counts(text: str | int, expected: int) -> None:
     assert parse_count(text) == expected
 
 
-@pytest.mark.parametrize("text", ["k", "4kk", "-3", "1.5.2k", "many"])
+@pytest.mark.parametrize("text", ["k", "4kk", "-3", "1.5.2k", "many", "4.5", "1.00001k"])
 def test_counts_that_are_none(text: str) -> None:
     with pytest.raises(ValueError, match="count"):
         parse_count(text)

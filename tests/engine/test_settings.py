@@ -9,7 +9,7 @@ from kvarto.core.errors import UsageError
 from kvarto.core.units import GIB, MIB
 from kvarto.engine.assemble import open_program
 from kvarto.engine.config import EngineConfig
-from kvarto.engine.settings import plan_layout
+from kvarto.engine.settings import check_settings, plan_layout
 from kvarto.ops.reference.backend import ReferenceBackend
 from tests.engine.tiny_model import write_tiny_model
 
@@ -44,3 +44,27 @@ def test_more_than_the_device_has_free_is_refused(config: EngineConfig) -> None:
 
 def test_a_cpu_computes_in_this_machines_memory() -> None:
     assert ReferenceBackend().device_memory() is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"threads": 0}, "--threads 0"),
+        ({"max_model_len": 1}, "--max-model-len 1"),
+        ({"max_num_seqs": 0}, "--max-num-seqs 0"),
+        ({"max_num_queued": 0}, "--max-num-queued 0"),
+        ({"max_num_batched_tokens": 0}, "--max-num-batched-tokens 0"),
+        ({"max_num_seqs": 600}, "less than `--max-num-seqs 600`"),
+        ({"block_size": 24}, "--block-size 24"),
+        ({"scheduling_policy": "lifo"}, "--scheduling-policy lifo"),
+        ({"dtype": "int8"}, "--dtype int8"),
+        ({"kv_cache_dtype": "fp8"}, "--kv-cache-dtype fp8"),
+    ],
+)
+def test_what_no_model_could_serve_is_refused_before_one_is_looked_for(settings: dict[str, object], says: str) -> None:
+    nowhere = EngineConfig(model="/nowhere")
+    check_settings(nowhere)
+    with pytest.raises(UsageError, match=says):
+        check_settings(msgspec.structs.replace(nowhere, **settings))
+    with pytest.raises(UsageError, match=says):
+        open_program(msgspec.structs.replace(nowhere, **settings))
