@@ -25,8 +25,8 @@ from kvarto.engine.messages import StepOut, TokenLogprobs
 from kvarto.models.model import Model, open_model
 from tests.acceptance.prompts import varied_prompts
 
-MAX_MODEL_LEN = 512
-SMALL_POOL_TOKENS = 1536
+MAX_MODEL_LEN = 320
+SMALL_POOL_TOKENS = 960
 """Room for three of the longest sequences, where sixteen want to run."""
 
 Signature = tuple[tuple[object, ...], ...]
@@ -51,9 +51,9 @@ class Watched:
     hit_tokens: int = 0
 
     @property
-    def typical_batch(self) -> int:
-        """Requests in the median step that held any."""
-        return sorted(self.batch_sizes)[len(self.batch_sizes) // 2]
+    def num_mixed_steps(self) -> int:
+        """Steps that held at least eight requests."""
+        return sum(size >= 8 for size in self.batch_sizes)
 
 
 class WatchedClient(EngineClient):
@@ -209,10 +209,10 @@ def check_all(bench: Bench) -> None:
     """Every way of running together that this file is about."""
     token_bytes = 30 * 2 * 3 * 64 * 4
     batched = bench.run(rounds=2)
-    assert batched.typical_batch >= 8
+    assert batched.num_mixed_steps >= 100
     assert batched.hit_tokens > 0, "the second round should find its prompts cached"
-    chunked = bench.run(block_size=64, max_num_batched_tokens=67, enable_prefix_caching=False)
-    assert chunked.typical_batch >= 8
+    chunked = bench.run(block_size=64, max_num_batched_tokens=101, enable_prefix_caching=False)
+    assert chunked.num_mixed_steps >= 50
     squeezed = bench.run(
         block_size=8,
         max_num_batched_tokens=160,
@@ -221,13 +221,17 @@ def check_all(bench: Bench) -> None:
     )
     assert squeezed.num_preemptions >= 20, "the pool was meant to be too small"
     killed = bench.run(kills=2)
-    assert killed.num_restarts >= 1
+    assert killed.num_restarts == 2
+    for name, watched in {"batched": batched, "chunked": chunked, "squeezed": squeezed, "killed": killed}.items():
+        steps = f"{watched.num_mixed_steps} of {len(watched.batch_sizes)} steps held 8 or more"
+        events = f"{watched.num_preemptions} preemptions, {watched.num_restarts} restarts, {watched.hit_tokens} hits"
+        print(f"{name}: {len(bench.prompts)} requests, the same bits; {steps}; {events}")
 
 
 def test_a_few_requests(demo_model: Path) -> None:
     bench = make_bench(demo_model, count=20, max_tokens=6)
     watched = bench.run(block_size=32, max_num_batched_tokens=200, rounds=2)
-    assert watched.typical_batch >= 8
+    assert watched.num_mixed_steps >= 4
     assert watched.hit_tokens > 0
 
 
