@@ -20,7 +20,8 @@ from kvarto.core.errors import InvalidRequest
 from kvarto.core.sampling import SamplingParams
 from kvarto.engine.generation import Generation
 from kvarto.engine.outputs import ChoiceOutput
-from kvarto.server.event_stream import CLIENT_GONE, PING_S, EventStream, event, unless_gone
+from kvarto.server.errors import CLIENT_GONE
+from kvarto.server.event_stream import PING_S, EventStream, event, unless_gone
 from kvarto.server.protocol import PromptTokensDetails, SamplingFields, StreamOptions, Usage
 from kvarto.server.service import Service
 

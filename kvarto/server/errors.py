@@ -8,6 +8,7 @@ from http import HTTPStatus
 import msgspec
 from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from kvarto.core.errors import EngineDied, KvartoError, Overloaded, RequestError, Unavailable
@@ -16,6 +17,8 @@ from kvarto.server.protocol import ErrorAnswer, ErrorBody
 logger = logging.getLogger("kvarto.server")
 
 RETRY_UNAVAILABLE_S = 5
+CLIENT_GONE = 499
+"""Status, for our own counts, of an answer that nobody was there to receive."""
 
 
 class BodyTooLarge(RequestError):
@@ -82,6 +85,9 @@ def install_handlers(app: FastAPI) -> None:
     async def expected(request: Request, error: Exception) -> Response:
         return error_response(error)
 
+    async def gone(request: Request, error: Exception) -> Response:
+        return Response(status_code=CLIENT_GONE)  # it left before its body was here; nobody reads this
+
     async def unexpected(request: Request, error: Exception) -> Response:
         logger.error("unexpected error", exc_info=error)
         return error_response(error)
@@ -91,6 +97,7 @@ def install_handlers(app: FastAPI) -> None:
         return _routing_error(error)
 
     app.add_exception_handler(KvartoError, expected)
+    app.add_exception_handler(ClientDisconnect, gone)
     app.add_exception_handler(HTTPException, routing)
     app.add_exception_handler(Exception, unexpected)
 

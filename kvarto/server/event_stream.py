@@ -24,9 +24,6 @@ PING_S = 15.0
 PING = b": ping\n\n"
 DONE = b"data: [DONE]\n\n"
 
-CLIENT_GONE = 499
-"""Status, for our own counts, of an answer that nobody was there to receive."""
-
 T = TypeVar("T")
 
 

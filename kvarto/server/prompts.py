@@ -53,14 +53,11 @@ class Prompts:
         self, prompt: str | list[Any], *, add_special_tokens: bool = True, max_model_len: int | None = None
     ) -> list[list[int]]:
         """Every form of OpenAI's `prompt`: text, texts, ids, or lists of ids; the answer has a list for each prompt."""
-        prompts = _as_list(prompt)
-        if len(prompts) > MAX_PROMPTS:
-            raise InvalidRequest(f"`prompt` holds {len(prompts)} prompts; at most {MAX_PROMPTS}", param="prompt")
         return [
             await self.encode(each, add_special_tokens=add_special_tokens, max_model_len=max_model_len)
             if isinstance(each, str)
             else each
-            for each in prompts
+            for each in _as_list(prompt)
         ]
 
     async def from_messages(
@@ -129,6 +126,8 @@ def _as_list(prompt: str | list[Any]) -> list[str | list[int]]:
         return [prompt]
     if not prompt:
         raise InvalidRequest("`prompt` is empty; send text or token ids", param="prompt")
+    if type(prompt[0]) is not int and len(prompt) > MAX_PROMPTS:
+        raise InvalidRequest(f"`prompt` holds {len(prompt)} prompts; at most {MAX_PROMPTS}", param="prompt")
     if all(type(each) is int for each in prompt):
         return [prompt]
     if all(isinstance(each, str) for each in prompt):
