@@ -8,7 +8,7 @@ from typing import Annotated
 import msgspec
 from cyclopts import Parameter
 
-from kvarto.cli.flags import count, size
+from kvarto.cli.flags import check_output, count, size
 from kvarto.cli.memory_table import print_study, run_with_progress
 from kvarto.cli.trace_file import open_trace
 from kvarto.core.errors import UsageError
@@ -65,7 +65,12 @@ def bench_memory(
         reserved_lengths=_counts("--reserved-lengths", reserved_lengths),
         page_sizes=_counts("--page-sizes", page_sizes),
     )
+    if num_requests is not None:
+        _positive("--num-requests", num_requests)
+    check_output("--json", json_path)
     formats = _plot_formats(plot)
+    for path in formats:
+        check_output("--plot", path)
     requests = open_trace(trace).head(num_requests)
     study = run_with_progress(requests, settings)
     if json_path is not None:

@@ -10,7 +10,7 @@ from typing import Annotated
 import msgspec
 from cyclopts import Parameter
 
-from kvarto.cli.flags import count
+from kvarto.cli.flags import check_output, count
 from kvarto.cli.load.report import LoadReport, report
 from kvarto.cli.load.run import LoadSettings, find_vocabulary, run_load
 from kvarto.cli.load.table import print_report, progress
@@ -84,6 +84,7 @@ def _check(flags: LoadFlags) -> None:
         raise UsageError(f"`--length-spread {flags.length_spread}`: 0 (all equal) to 1")
     if flags.trace is not None and flags.request_rate is not None:
         raise UsageError("a trace says when requests come; give `--rate-scale` instead of `--request-rate`")
+    check_output("--json", flags.json)
 
 
 def _workload(flags: LoadFlags) -> Workload:

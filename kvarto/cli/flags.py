@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 import types
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 from cyclopts import Parameter, Token
 
 from kvarto.cli.field_help import field_help
+from kvarto.core.errors import UsageError
 from kvarto.core.units import parse_bytes, parse_count
 
 ENV_PREFIX = "KVARTO_"
@@ -45,6 +48,16 @@ def size(type_: Any, tokens: Sequence[Token]) -> int:
 def count(type_: Any, tokens: Sequence[Token]) -> int:
     """`4096`, `4k` or `4K`."""
     return parse_count(tokens[0].value)
+
+
+def check_output(flag: str, path: Path | None) -> None:
+    """Refuse a file that can't be written before the work rather than after it. Raises UsageError."""
+    if path is None:
+        return
+    if path.is_dir():
+        raise UsageError(f"`{flag} {path}` is a folder; name a file")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise UsageError(f"`{flag} {path}` can't be written; name a file in a folder that exists and is yours")
 
 
 def takes(**settings: type[msgspec.Struct]) -> Callable[[_Function], Callable[..., Any]]:
