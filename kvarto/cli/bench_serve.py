@@ -5,19 +5,17 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 from cyclopts import Parameter
 
 from kvarto.cli.flags import check_output, count
-from kvarto.cli.load.report import LoadReport, report
-from kvarto.cli.load.run import LoadSettings, find_vocabulary, run_load
-from kvarto.cli.load.table import print_report, progress
-from kvarto.cli.load.workload import LengthRange, PromptIds, Workload, random_workload, trace_workload
-from kvarto.cli.openai_client import OpenAIClient
-from kvarto.cli.trace_file import open_trace
 from kvarto.core.errors import UsageError
+
+if TYPE_CHECKING:  # imported where they are used, so that `--help` answers at once
+    from kvarto.cli.load.report import LoadReport
+    from kvarto.cli.load.workload import Workload
 
 _Count = Annotated[int, Parameter(converter=count)]
 _MaybeCount = Annotated[int | None, Parameter(converter=count)]
@@ -64,6 +62,8 @@ def bench_serve(*, flags: Annotated[LoadFlags, Parameter(name="*")] = LoadFlags(
 
     Every output has exactly the length asked for (`ignore_eos`), so two servers do the same work.
     """
+    from kvarto.cli.load.table import print_report
+
     _check(flags)
     workload = _workload(flags)
     result = asyncio.run(_run(flags, workload))
@@ -88,6 +88,9 @@ def _check(flags: LoadFlags) -> None:
 
 
 def _workload(flags: LoadFlags) -> Workload:
+    from kvarto.cli.load.workload import LengthRange, random_workload, trace_workload
+    from kvarto.cli.trace_file import open_trace
+
     if flags.trace is None:
         prompt = LengthRange(flags.input_len, flags.length_spread)
         output = LengthRange(flags.output_len, flags.length_spread)
@@ -100,6 +103,12 @@ def _workload(flags: LoadFlags) -> Workload:
 
 
 async def _run(flags: LoadFlags, workload: Workload) -> LoadReport:
+    from kvarto.cli.load.report import report
+    from kvarto.cli.load.run import LoadSettings, find_vocabulary, run_load
+    from kvarto.cli.load.table import progress
+    from kvarto.cli.load.workload import PromptIds
+    from kvarto.cli.openai_client import OpenAIClient
+
     concurrency = flags.max_concurrency
     if concurrency is None and workload.arrival_s is None:
         concurrency = 8

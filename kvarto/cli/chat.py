@@ -8,10 +8,8 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from kvarto.cli.conversation import Conversation, talk
 from kvarto.cli.flags import size
 from kvarto.cli.local_server import local_server
-from kvarto.cli.openai_client import OpenAIClient
 from kvarto.core.errors import UsageError
 
 
@@ -58,6 +56,8 @@ def chat(
     stats
         After each answer: seconds to the first token, tokens per second.
     """
+    from kvarto.cli.conversation import Conversation, talk  # not for `--help`: aiohttp takes a quarter of a second
+
     if url is not None and device_memory is not None:
         raise UsageError("`--device-memory` is for a model served here; the server at `--url` has its own")
     sampling = {"temperature": temperature, "top_p": top_p, "max_tokens": max_tokens, "seed": seed}
@@ -80,5 +80,7 @@ def _server(url: str | None, model: str | None, device_memory: int | None) -> Ab
 
 
 async def _first_model(url: str, api_key: str | None) -> str:
+    from kvarto.cli.openai_client import OpenAIClient
+
     async with OpenAIClient(url, api_key=api_key) as client:
         return (await client.models())[0]

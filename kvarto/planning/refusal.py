@@ -22,7 +22,10 @@ def refusal(request: PlanRequest, fixed: FixedRegions) -> BudgetTooSmall:
         f"pages {format_bytes(num_pages * page_bytes)} (one sequence of {limits.max_context:,} tokens takes "
         f"{num_pages:,} of {format_bytes(page_bytes)})"
     )
-    has = f"the budget is {format_bytes(request.budget.device_bytes)} ({request.budget.source})"
+    budget = request.budget
+    has = f"the budget is {format_bytes(budget.device_bytes)} ({budget.source})"
+    if budget.kv_bytes is not None:
+        has += f", of which pages may take {format_bytes(budget.kv_bytes)}"
     if request.max_num_pages is not None:
         has += f" with at most {request.max_num_pages:,} pages"
     return BudgetTooSmall(f"{needs}; {has}. {_what_works(request, fixed)}")

@@ -134,9 +134,10 @@ def python(code: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
 
 
-def test_help_imports_nothing_heavy() -> None:
+@pytest.mark.parametrize("command", ["", "serve", "chat", "generate", "plan", "pull", "bench serve"])
+def test_help_imports_nothing_heavy(command: str) -> None:
     code = (
-        "import sys; from kvarto.cli.main import run; run(['--help']); "
+        f"import sys; from kvarto.cli.main import run; run({[*command.split(), '--help']!r}); "
         "print([m for m in ('torch', 'numpy', 'fastapi', 'aiohttp', 'tokenizers', 'transformers') if m in sys.modules])"
     )
     assert python(code).stdout.endswith("[]\n")

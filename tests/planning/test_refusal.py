@@ -100,6 +100,11 @@ def test_the_message_names_the_bytes_by_region() -> None:
     assert message.endswith("`--max-model-len 80`")
 
 
+def test_the_message_names_the_limit_of_the_pages() -> None:
+    message = refused(Budget(100 * MIB, "`--kv-cache-memory-bytes 1MiB` within what is free", MIB // 64))
+    assert "of which pages may take 16.00 KiB" in message
+
+
 def test_smaller_steps_are_suggested_where_activations_are_the_trouble() -> None:
     limits = replace(LIMITS, max_tokens=2048)
     small = plan_fixed(PROGRAM, replace(limits, max_tokens=256), {})
