@@ -18,6 +18,6 @@ import os
 # reads this once, when PyTorch loads it, so it is set before the imports below.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-from kvarto.ops.reference.backend import ReferenceBackend  # noqa: E402
+from kvarto.ops.reference.backend import ReferenceBackend
 
 __all__ = ["ReferenceBackend"]
