@@ -29,6 +29,9 @@ MAX_MODEL_LEN = 320
 SMALL_POOL_TOKENS = 960
 """Room for three of the longest sequences, where sixteen want to run."""
 
+TOKEN_BYTES = 30 * 2 * 3 * 64 * 4
+"""KV of one token of the demo model in f32."""
+
 Signature = tuple[tuple[object, ...], ...]
 """For each choice: its tokens, their log-probabilities with alternatives, and how it ended."""
 
@@ -121,16 +124,18 @@ async def run_alone(client: EngineClient, prompts: list[Prompt]) -> list[Signatu
 async def run_together(
     client: EngineClient, prompts: list[Prompt], seed: int, *, has_priorities: bool
 ) -> list[Signature]:
-    """All at once, in random order, most of them soon and some later. Priorities make late ones preempt others."""
+    """All at once, in random order, most of them soon and some later; with priorities, better ones come later."""
     rng = random.Random(seed)
 
-    async def late(prompt: Prompt, delay_s: float) -> Signature:
-        await asyncio.sleep(delay_s)
-        return await finish(client, prompt, rng.randrange(5) if has_priorities else 0)
+    async def late(prompt: Prompt, place: int) -> Signature:
+        if has_priorities:
+            await asyncio.sleep(place * 0.2)
+            return await finish(client, prompt, -place)
+        await asyncio.sleep(place * rng.choice((0.0, 0.0, 0.02)))
+        return await finish(client, prompt)
 
-    order = rng.sample(range(len(prompts)), len(prompts))
-    delays = {index: place * rng.choice((0.0, 0.0, 0.02)) for place, index in enumerate(order)}
-    return list(await asyncio.gather(*(late(prompt, delays[index]) for index, prompt in enumerate(prompts))))
+    places = rng.sample(range(len(prompts)), len(prompts))
+    return list(await asyncio.gather(*(late(prompt, place) for prompt, place in zip(prompts, places, strict=True))))
 
 
 async def kill_engines(client: EngineClient, times: int) -> None:
@@ -205,27 +210,11 @@ def make_bench(demo_model: Path, count: int, max_tokens: int) -> Bench:
     return Bench(model, config, prompts, alone)
 
 
-def check_all(bench: Bench) -> None:
-    """Every way of running together that this file is about."""
-    token_bytes = 30 * 2 * 3 * 64 * 4
-    batched = bench.run(rounds=2)
-    assert batched.num_mixed_steps >= 100
-    assert batched.hit_tokens > 0, "the second round should find its prompts cached"
-    chunked = bench.run(block_size=64, max_num_batched_tokens=101, enable_prefix_caching=False)
-    assert chunked.num_mixed_steps >= 50
-    squeezed = bench.run(
-        block_size=8,
-        max_num_batched_tokens=160,
-        kv_cache_memory_bytes=SMALL_POOL_TOKENS * token_bytes,
-        scheduling_policy="priority",
-    )
-    assert squeezed.num_preemptions >= 20, "the pool was meant to be too small"
-    killed = bench.run(kills=2)
-    assert killed.num_restarts == 2
-    for name, watched in {"batched": batched, "chunked": chunked, "squeezed": squeezed, "killed": killed}.items():
-        steps = f"{watched.num_mixed_steps} of {len(watched.batch_sizes)} steps held 8 or more"
-        events = f"{watched.num_preemptions} preemptions, {watched.num_restarts} restarts, {watched.hit_tokens} hits"
-        print(f"{name}: {len(bench.prompts)} requests, the same bits; {steps}; {events}")
+def report(what: str, bench: Bench, watched: Watched) -> None:
+    """A line for `pytest -s`."""
+    steps = f"{watched.num_mixed_steps} of {len(watched.batch_sizes)} steps held 8 or more"
+    events = f"{watched.num_preemptions} preemptions, {watched.num_restarts} restarts, {watched.hit_tokens} hits"
+    print(f"\n{what}: {len(bench.prompts)} requests, the same bits; {steps}; {events}", flush=True)
 
 
 def test_a_few_requests(demo_model: Path) -> None:
@@ -235,6 +224,42 @@ def test_a_few_requests(demo_model: Path) -> None:
     assert watched.hit_tokens > 0
 
 
+@pytest.fixture(scope="module")
+def two_hundred(demo_model: Path) -> Bench:
+    """200 requests, and what each yields alone: minutes."""
+    return make_bench(demo_model, count=200, max_tokens=8)
+
+
 @pytest.mark.heavy
-def test_two_hundred_requests_in_every_way(demo_model: Path) -> None:
-    check_all(make_bench(demo_model, count=200, max_tokens=8))
+def test_preempted(two_hundred: Bench) -> None:
+    """Better requests keep coming, and there is room for few."""
+    watched = two_hundred.run(
+        block_size=8,
+        max_num_batched_tokens=160,
+        kv_cache_memory_bytes=SMALL_POOL_TOKENS * TOKEN_BYTES,
+        scheduling_policy="priority",
+    )
+    report("preempted", two_hundred, watched)
+    assert watched.num_preemptions >= 20
+
+
+@pytest.mark.heavy
+def test_engines_killed(two_hundred: Bench) -> None:
+    watched = two_hundred.run(kills=2)
+    report("killed", two_hundred, watched)
+    assert watched.num_restarts == 2
+
+
+@pytest.mark.heavy
+def test_batched_cold_and_cached(two_hundred: Bench) -> None:
+    watched = two_hundred.run(rounds=2)
+    report("batched twice", two_hundred, watched)
+    assert watched.num_mixed_steps >= 100
+    assert watched.hit_tokens > 0, "the second round should find its prompts cached"
+
+
+@pytest.mark.heavy
+def test_small_chunks_and_large_pages(two_hundred: Bench) -> None:
+    watched = two_hundred.run(block_size=64, max_num_batched_tokens=101, enable_prefix_caching=False)
+    report("chunked", two_hundred, watched)
+    assert watched.num_mixed_steps >= 50
