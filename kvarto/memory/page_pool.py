@@ -103,7 +103,8 @@ class PagePool:
         pages = self._free[self._num_free : top][::-1].copy()
         self._ref_count[pages] = 1
         self._owner[pages] = owner
-        self._count(self._counts_of(owner), held=num_pages)
+        self._all.held += num_pages
+        self._counts_of(owner).held += num_pages
         return pages
 
     def share(self, pages: Int32) -> None:
@@ -129,13 +130,13 @@ class PagePool:
             return
         index = _index(pages)
         counts = self._ref_count[index] - 1
-        assert counts.min() >= 0, f"freed pages that nobody holds: {index[counts < 0]}"
+        assert np.minimum.reduce(counts) >= 0, f"freed pages that nobody holds: {index[counts < 0]}"
         self._ref_count[index] = counts
-        num_shared = np.count_nonzero(counts)
-        if num_shared:
+        if np.count_nonzero(counts):
             index = index[counts == 0]
         if len(index):
-            self._count(self._counts_at(index), held=-len(index))
+            self._all.held -= len(index)
+            self._counts_at(index).held -= len(index)
             self._settle(index)
 
     def pin(self, pages: Int32) -> None:
@@ -240,14 +241,13 @@ class PagePool:
 
     def _settle(self, index: _Index) -> None:
         """Pages that nobody uses any more go where they belong; they are counted nowhere when this is called."""
-        stays = self._is_cached[index]
-        pinned = self._pin_count[index] > 0
-        stays |= pinned
-        num_staying = int(np.count_nonzero(stays))
-        if num_staying:
-            num_draining = int(np.count_nonzero(pinned))
-            counts = self._counts_at(index)
-            self._count(counts, evictable=num_staying - num_draining, draining=num_draining)
+        cached = self._is_cached[index]
+        pins = self._pin_count[index]
+        num_draining = int(np.count_nonzero(pins))
+        if num_draining or np.count_nonzero(cached):
+            stays = cached | (pins > 0)
+            num_evictable = int(np.count_nonzero(stays)) - num_draining
+            self._count(self._counts_at(index), evictable=num_evictable, draining=num_draining)
             index = index[~stays]
         self._push(index)
 
