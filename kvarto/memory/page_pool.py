@@ -30,6 +30,8 @@ NO_OWNER: Final = -1
 
 Int32 = NDArray[np.int32]
 _Index = NDArray[np.intp]
+_UINT32 = np.dtype(np.uint32)  # numpy looks a type up at each call, an instance it takes as it is
+_INTP = np.dtype(np.intp)
 
 
 @dataclass(slots=True)
@@ -126,11 +128,9 @@ class PagePool:
 
     def free(self, pages: Int32) -> None:
         """One user less for each of these pages. Unused pages stay while they are pinned or cached."""
-        if len(pages) == 0:
-            return
         index = _index(pages)
         counts = self._ref_count[index] - 1
-        assert np.minimum.reduce(counts) >= 0, f"freed pages that nobody holds: {index[counts < 0]}"
+        assert not np.count_nonzero(counts < 0), f"freed pages that nobody holds: {index[counts < 0]}"
         self._ref_count[index] = counts
         if np.count_nonzero(counts):
             index = index[counts == 0]
@@ -275,7 +275,7 @@ class PagePool:
 
 def _index(pages: Int32) -> _Index:
     """Ids as numpy wants them. Unsigned first, so that NO_PAGE is out of range instead of the last page."""
-    return pages.view(np.uint32).astype(np.intp)
+    return pages.view(_UINT32).astype(_INTP)
 
 
 def _read_only(array: Int32) -> Int32:
