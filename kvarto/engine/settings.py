@@ -10,11 +10,12 @@ from collections.abc import Sequence
 from kvarto.core.buffers import StepLimits
 from kvarto.core.dtype import DType
 from kvarto.core.errors import UsageError
-from kvarto.core.layout import Layout
+from kvarto.core.layout import Budget, Layout
 from kvarto.core.program import Program
+from kvarto.core.units import MIB, align_up
 from kvarto.engine.config import EngineConfig
 from kvarto.memory.budget import resolve_budget
-from kvarto.memory.limits import ProcessLimits, read_limits
+from kvarto.memory.limits import ProcessLimits, device_limits, read_limits
 from kvarto.ops.base import Backend
 from kvarto.planning.plan import default_device_bytes, plan
 
@@ -77,11 +78,8 @@ def step_limits(config: EngineConfig, program: Program) -> StepLimits:
 
 def plan_layout(config: EngineConfig, program: Program, backend: Backend) -> Layout:
     """Where every byte would go. Raises UsageError or BudgetTooSmall."""
-    limits, dtype = step_limits(config, program), kv_dtype(config, backend)
-    kv_format = program.kv_format(dtype, config.block_size)
-    sizes = {index: backend.scratch_bytes(op, program, limits, kv_format) for index, op in enumerate(program.ops)}
-    scratch_bytes = {index: size for index, size in sizes.items() if size}
-    process = _memory_limits(backend)
+    limits, dtype, scratch_bytes = _plan_inputs(config, program, backend)
+    process = _memory_limits(config.device, backend)
     budget = resolve_budget(
         process,
         default_device_bytes(program, limits, dtype, config.block_size, scratch_bytes),
@@ -93,13 +91,33 @@ def plan_layout(config: EngineConfig, program: Program, backend: Backend) -> Lay
     return plan(program, budget, limits, dtype, config.block_size, scratch_bytes, usable_bytes=usable_bytes)
 
 
-def _memory_limits(backend: Backend) -> ProcessLimits:
+def plan_for_load(config: EngineConfig, program: Program, backend: Backend, tokens_per_seq: int) -> Layout:
+    """What a server needs to hold `max_num_seqs` sequences of so many tokens at once, wherever it will run.
+
+    The budget is whole MiB. Raises UsageError.
+    """
+    limits, dtype, scratch_bytes = _plan_inputs(config, program, backend)
+    needed_bytes = default_device_bytes(program, limits, dtype, config.block_size, scratch_bytes, tokens_per_seq)
+    budget = Budget(align_up(needed_bytes, MIB), f"{limits.max_seqs:,} sequences of {tokens_per_seq:,} tokens")
+    return plan(program, budget, limits, dtype, config.block_size, scratch_bytes)
+
+
+def _plan_inputs(config: EngineConfig, program: Program, backend: Backend) -> tuple[StepLimits, DType, dict[int, int]]:
+    """Step limits, type of KV, and scratch by op index."""
+    limits, dtype = step_limits(config, program), kv_dtype(config, backend)
+    kv_format = program.kv_format(dtype, config.block_size)
+    sizes = {index: backend.scratch_bytes(op, program, limits, kv_format) for index, op in enumerate(program.ops)}
+    return limits, dtype, {index: size for index, size in sizes.items() if size}
+
+
+def _memory_limits(device: str, backend: Backend) -> ProcessLimits:
     """Of the memory that holds the arena: the device's own, or this process's share of the machine."""
     host, own = read_limits(), backend.device_memory()
     if own is None:
         return host
     total_bytes, free_bytes = own
-    return ProcessLimits(total_bytes=total_bytes, available_bytes=free_bytes, num_cpus=host.num_cpus)
+    _, _, index = device.partition(":")
+    return device_limits(total_bytes, free_bytes, host.num_cpus, device_index=int(index or 0))
 
 
 def _max_context(config: EngineConfig, program: Program) -> int:

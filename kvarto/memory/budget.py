@@ -21,7 +21,8 @@ def resolve_budget(
 ) -> Budget:
     """The budget that the flags ask for. Raises UsageError for values and combinations that cannot work.
 
-    `default_bytes` is what the plan would like when nobody asked: it is taken as far as half of what is free goes.
+    `default_bytes` is what the plan would like when nobody asked: it is taken as far as half of what is free goes. On a
+    GPU whose share was already limited for this container, the limit is the budget.
     `kv_cache_memory_bytes` fixes the pages alone, and goes together with either of the others, which then is the
     ceiling of weights, activations and pages.
     """
@@ -73,6 +74,9 @@ def _positive(flag: str, size_bytes: int) -> tuple[int, str]:
 
 
 def _default(default_bytes: int, limits: ProcessLimits) -> tuple[int, str]:
+    if limits.device_limit is not None:
+        # The pod was sized for this process: whatever it does not take, nobody else may.
+        return limits.arena_bytes, f"{limits.device_limit.source}, less what the driver takes"
     ceiling = int(limits.free_bytes * DEFAULT_SHARE)
     if default_bytes <= ceiling:
         return default_bytes, "default"
@@ -80,5 +84,7 @@ def _default(default_bytes: int, limits: ProcessLimits) -> tuple[int, str]:
 
 
 def _where(limits: ProcessLimits) -> str:
+    if limits.device_limit is not None and limits.device_limit.limit_bytes < limits.total_bytes:
+        return f"the limit that {limits.device_limit.source} sets"
     is_group = limits.cgroup_limit_bytes is not None and limits.cgroup_limit_bytes < limits.total_bytes
     return "the limit of the control group" if is_group else "the memory of the machine"

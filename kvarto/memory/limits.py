@@ -1,13 +1,17 @@
-"""What this process may use: the machine's memory and cores, cut down by its control groups and CPU affinity."""
+"""What this process may use: the machine's memory and cores, cut down by its control groups and CPU affinity; on a GPU,
+the card's memory, cut down by the limit that a sharing scheme set for this container.
+"""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from kvarto.core.units import KIB, MIB
 from kvarto.memory.cgroup import cpu_quota, memory_levels
+from kvarto.memory.device_limit import DEVICE_OVERHEAD_BYTES, DeviceLimit, read_device_limit
 
 PROCESS_RESERVE_BYTES = 256 * MIB
 """Left beside an arena for libraries, threads and bookkeeping; on a small machine an eighth of what is free."""
@@ -27,20 +31,30 @@ class ProcessLimits:
     """The tightest limit of our control groups; None where there is none."""
     cgroup_free_bytes: int | None = None
     """What the tightest of them leaves; another level than the lowest limit's may be the fuller one."""
+    device_limit: DeviceLimit | None = None
+    """What a sharing scheme leaves of a GPU to this container. Whoever set it meant this process to use it."""
 
     @property
     def usable_bytes(self) -> int:
-        """The smaller of the machine and the control group's limit: what a share is a share of."""
-        return _smaller(self.total_bytes, self.cgroup_limit_bytes)
+        """The smallest of the machine or card and the limits on it: what a share is a share of."""
+        usable_bytes = _smaller(self.total_bytes, self.cgroup_limit_bytes)
+        return usable_bytes if self.device_limit is None else min(usable_bytes, self.device_limit.limit_bytes)
 
     @property
     def free_bytes(self) -> int:
         """What can be allocated now."""
-        return _smaller(self.available_bytes, self.cgroup_free_bytes)
+        free_bytes = _smaller(self.available_bytes, self.cgroup_free_bytes)
+        return free_bytes if self.device_limit is None else min(free_bytes, self.device_limit.limit_bytes)
 
     @property
     def arena_bytes(self) -> int:
-        """What an arena may take now: the process itself still grows, and a full machine kills."""
+        """What an arena may take now: the process itself still grows, and a full machine kills.
+
+        Under a device limit it is the limit less `DEVICE_OVERHEAD_BYTES`, the same in every start, as far as so much is
+        free: the driver's context counts against the limit, whether or not it is there yet.
+        """
+        if self.device_limit is not None:
+            return max(0, min(self.device_limit.limit_bytes - DEVICE_OVERHEAD_BYTES, self.free_bytes))
         return self.free_bytes - min(PROCESS_RESERVE_BYTES, self.free_bytes // 8)
 
 
@@ -55,6 +69,20 @@ def read_limits(root: Path = Path("/"), *, num_affine_cpus: int | None = None) -
         cgroup_limit_bytes=min((level.limit_bytes for level in levels), default=None),
         cgroup_free_bytes=min((level.free_bytes for level in levels), default=None),
     )
+
+
+def device_limits(
+    total_bytes: int,
+    available_bytes: int,
+    num_cpus: int,
+    *,
+    device_index: int = 0,
+    environ: Mapping[str, str] = os.environ,
+    root: Path = Path("/"),
+) -> ProcessLimits:
+    """The limits of this process on a GPU of that memory. Raises UsageError for a limit that can't be read."""
+    limit = read_device_limit(environ, total_bytes, device_index=device_index, root=root)
+    return ProcessLimits(total_bytes, available_bytes, num_cpus, device_limit=limit)
 
 
 def _meminfo(root: Path) -> dict[str, int]:

@@ -65,11 +65,16 @@ def plan(
 
 
 def default_device_bytes(
-    program: Program, limits: StepLimits, kv_dtype: DType, page_size: int, scratch_bytes: Mapping[int, int]
+    program: Program,
+    limits: StepLimits,
+    kv_dtype: DType,
+    page_size: int,
+    scratch_bytes: Mapping[int, int],
+    tokens_per_seq: int = DEFAULT_TOKENS_PER_SEQ,
 ) -> int:
-    """The budget to ask for when nobody named one: weights, activations, and pages for `max_seqs` × 2,048 tokens
-    (never more than `max_seqs` × `max_context`, never less than one sequence of `max_context`).
+    """The budget to ask for when nobody named one: weights, activations, and pages for `max_seqs` × `tokens_per_seq`
+    tokens (never more than `max_seqs` × `max_context`, never less than one sequence of `max_context`).
     """
     fixed = plan_fixed(program, limits, scratch_bytes)
-    num_pages = default_num_pages(program.layer_groups, page_size, limits, DEFAULT_TOKENS_PER_SEQ)
+    num_pages = default_num_pages(program.layer_groups, page_size, limits, tokens_per_seq)
     return fixed.size_bytes + num_pages * program.kv_format(kv_dtype, page_size).page_bytes
