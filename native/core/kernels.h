@@ -1,0 +1,34 @@
+// The table of kernels of one instruction set. Sources under ops/ are compiled once per set, each time in its own
+// namespace kvarto::KVARTO_ISA (portable, avx2, avx512, amx); `kernels.cpp` fills the table there.
+#pragma once
+
+#include "core/ops.h"
+#include "core/step.h"
+#include "core/threads.h"
+
+namespace kvarto {
+
+// Two kinds of op. Row ops work on each row alone: consecutive ones run back to back on a few rows, without a barrier.
+// Team ops are entered by all workers at once and divide their work themselves; they may use barriers inside. The
+// executor puts a barrier after each team op and each run of row ops.
+struct Kernels {
+    const char* name;
+
+    void (*embed)(const EmbedOp&, const StepView&, int64_t first_row, int64_t last_row);
+    void (*norm)(const NormOp&, const StepView&, int64_t first_row, int64_t last_row);
+    void (*head_norm)(const HeadNormOp&, const StepView&, int64_t first_row, int64_t last_row);
+    void (*rope)(const RopeOp&, const StepView&, int64_t first_row, int64_t last_row);
+    void (*write_kv)(const WriteKVOp&, const StepView&, int64_t first_row, int64_t last_row);
+    void (*gated_activation)(const GatedActivationOp&, const StepView&, int64_t first_row, int64_t last_row);
+    void (*activate)(const ActivateOp&, const StepView&, int64_t first_row, int64_t last_row);
+    void (*gather)(const GatherOp&, const StepView&, int64_t first_row, int64_t last_row);
+
+    void (*linear)(const LinearOp&, const StepView&, Worker&);
+    void (*attention)(const AttentionOp&, const StepView&, Worker&);
+    void (*route)(const RouteOp&, const StepView&, Worker&);
+    void (*experts)(const ExpertsOp&, const StepView&, Worker&);
+    void (*logits)(const LogitsOp&, const StepView&, Worker&);
+    void (*sample)(const SampleOp&, const StepView&, Worker&);
+};
+
+}  // namespace kvarto

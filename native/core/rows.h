@@ -1,0 +1,53 @@
+// An activation buffer in the arena: one row per token or per sample, float32 or quantised in place.
+//
+//   float32 row    [width] f32
+//   quantised row  [width] i8 codes | pad to 64 bytes | [width / 32] f32 scales | [width / 32] f32 sums
+//
+// The quantised form takes less than half of the float32 row's bytes, so a buffer that only int8 products read is
+// written in that form at once, by whoever makes it, in the very place that was planned for float32.
+// value = code * scale of its group of 32; sum = scale * (sum of the group's codes), rounded once: what a weight's
+// minimum is multiplied with. Codes are in [-127, 127]: scale = max |x| / 127, codes round to nearest even.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace kvarto {
+
+inline constexpr int32_t kGroup = 32;  // elements that share a scale, of activations and of most weights
+
+inline constexpr int64_t align_up(int64_t value, int64_t alignment) {
+    return (value + alignment - 1) / alignment * alignment;
+}
+
+enum class RowForm : uint8_t { kF32, kInt8 };
+
+struct QuantisedRow {
+    int8_t* codes;
+    float* scales;
+    float* sums;
+};
+
+// Bytes of one quantised row, a multiple of 64.
+inline constexpr int64_t quantised_row_bytes(int32_t width) {
+    return align_up(align_up(width, 64) + 2 * int64_t{width / kGroup} * 4, 64);
+}
+
+inline QuantisedRow quantised_row(std::byte* row, int32_t width) {
+    auto* scales = reinterpret_cast<float*>(row + align_up(width, 64));
+    return {reinterpret_cast<int8_t*>(row), scales, scales + width / kGroup};
+}
+
+struct Rows {
+    std::byte* data = nullptr;
+    int64_t row_bytes = 0;  // from one row to the next
+    int32_t width = 0;      // elements
+    RowForm form = RowForm::kF32;
+    bool per_sample = false;
+
+    float* f32(int64_t row) const { return reinterpret_cast<float*>(data + row * row_bytes); }
+    int32_t* i32(int64_t row) const { return reinterpret_cast<int32_t*>(data + row * row_bytes); }
+    QuantisedRow int8(int64_t row) const { return quantised_row(data + row * row_bytes, width); }
+};
+
+}  // namespace kvarto

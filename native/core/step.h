@@ -1,0 +1,57 @@
+// What one pass works on, as raw pointers into flat arrays that the caller keeps alive. Mirrors kvarto/core/step.py.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace kvarto {
+
+// Parameters of the rows to sample; arrays are [num_samples] unless said otherwise. See kvarto/core/step.py.
+struct SamplingView {
+    const float* temperature;
+    const int32_t* top_k;
+    const float* top_p;
+    const float* min_p;
+    const float* repetition_penalty;
+    const float* presence_penalty;
+    const float* frequency_penalty;
+    const int64_t* seed;
+    const int32_t* choice;
+    const int32_t* position;
+    const int32_t* num_logprobs;
+    const int32_t* target;
+    const int32_t* bias_indptr;  // [num_samples + 1]
+    const int32_t* bias_ids;
+    const float* bias_values;
+    const int32_t* seen_indptr;  // [num_samples + 1]
+    const int32_t* seen_ids;
+    const int32_t* seen_output_counts;
+};
+
+// Where sampling writes. Mirrors StepResult.
+struct ResultView {
+    int32_t* token_ids;   // [num_samples]
+    float* logprobs;      // [num_samples]
+    int32_t num_top;      // k: the largest num_logprobs of the step
+    int32_t* top_ids;     // [num_samples, k]
+    float* top_logprobs;  // [num_samples, k]
+    uint8_t* is_finite;   // [num_samples]
+};
+
+struct StepView {
+    int32_t num_tokens;
+    int32_t num_seqs;
+    int32_t num_samples;
+    const int32_t* token_ids;     // [num_tokens]
+    const int32_t* positions;     // [num_tokens], absolute in their sequence
+    const int32_t* cu_seqlens;    // [num_seqs + 1]
+    const int32_t* context_lens;  // [num_seqs]: tokens in pages once this step has written its own
+    int32_t max_pages;
+    const int32_t* page_tables;   // [num_groups, num_seqs, max_pages]
+    const int64_t* slot_mapping;  // [num_groups, num_tokens]: page * page_size + offset
+    const int32_t* sample_rows;   // [num_samples]
+    SamplingView sampling;
+    ResultView result;
+};
+
+}  // namespace kvarto
