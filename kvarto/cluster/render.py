@@ -1,0 +1,49 @@
+"""Manifests of one server under one scheme, and the way back: what a rendered file says it may take."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from kvarto.cluster.deployment import CONTAINER, Workload, deployment, service
+from kvarto.cluster.need import Need
+from kvarto.cluster.schemes import ClusterOptions, Manifest, PodParts, Scheme, find_scheme, scheme_of
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """Manifests, in the order in which to apply them."""
+
+    scheme: Scheme
+    need: Need
+    parts: PodParts
+    documents: tuple[dict[str, Any], ...]
+
+
+def render(scheme: Scheme, workload: Workload, need: Need, options: ClusterOptions) -> Rendered:
+    """Whatever the scheme needs first, then Deployment and Service. Raises UsageError for what can't work."""
+    parts = scheme.parts(workload.name, need, options)
+    if scheme.name == "cpu":
+        workload = replace(workload, device="cpu", runtime_class=None)
+    beside = [_in_namespace(each, workload) for each in parts.objects]
+    return Rendered(scheme, need, parts, (*beside, deployment(workload, need, parts), service(workload)))
+
+
+def read_grant(documents: Sequence[Manifest], options: ClusterOptions) -> int | None:
+    """Bytes that the server of rendered manifests may take, read from nothing but them and the cluster's options."""
+    for document in documents:
+        if document.get("kind") == "Deployment":
+            template = document["spec"]["template"]
+            (container,) = (each for each in template["spec"]["containers"] if each["name"] == CONTAINER)
+            scheme = scheme_of(template, container, documents) or find_scheme("cpu")
+            return scheme.granted_bytes(template, container, documents, options)
+    return None
+
+
+def _in_namespace(manifest: dict[str, Any], workload: Workload) -> dict[str, Any]:
+    """Beside the workload, unless it belongs elsewhere."""
+    metadata = manifest["metadata"]
+    if workload.namespace is None or "namespace" in metadata:
+        return manifest
+    return {**manifest, "metadata": {**metadata, "namespace": workload.namespace}}

@@ -1,0 +1,101 @@
+"""Dynamic resource allocation: a claim for so many bytes of a device, exact in every unit that Kubernetes knows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from kvarto.cluster.need import Need
+from kvarto.cluster.quantity import format_quantity, parse_quantity
+from kvarto.cluster.schemes.base import ClusterOptions, Facts, Manifest, PodParts, Scheme, check_fits
+from kvarto.core.errors import UsageError
+
+GROUP = "resource.k8s.io"
+CLAIM = "gpu"
+"""Name of the pod's claim and of the claim's request."""
+CAPACITY_SINCE = (1, 34)
+"""Consumable capacity: behind a gate in 1.34 and 1.35, on from 1.36."""
+
+
+class Dra(Scheme):
+    """A ResourceClaimTemplate with `capacity.requests.memory`."""
+
+    name = "dra"
+    is_enforced = False
+    facts = Facts(
+        title="DRA, shared by capacity",
+        unit="any quantity",
+        enforced_by="what the driver brings: NVIDIA's nothing, HAMi's a preloaded library (cooperation)",
+        reported="whole card, or the limit with HAMi's driver",
+        over_commit="no: the scheduler adds up capacity",
+        isolates_faults=False,
+        compute="what the driver brings",
+    )
+
+    def parts(self, name: str, need: Need, options: ClusterOptions) -> PodParts:
+        """A claim of the pod's own, made from a template."""
+        check_fits(need, options.card)
+        if options.kubernetes < CAPACITY_SINCE:
+            version = ".".join(map(str, options.kubernetes))
+            raise UsageError(
+                f"`--scheme dra` asks for capacity, which Kubernetes {version} does not know; it needs 1.34 with the gate "
+                "`DRAConsumableCapacity`, or 1.36"
+            )
+        template = f"{name}-{CLAIM}"
+        exactly = {
+            "deviceClassName": options.device_class,
+            "allocationMode": "ExactCount",
+            "count": 1,
+            "capacity": {"requests": {"memory": format_quantity(need.limit_bytes)}},
+        }
+        claim = {
+            "apiVersion": f"{GROUP}/v1",
+            "kind": "ResourceClaimTemplate",
+            "metadata": {"name": template},
+            "spec": {"spec": {"devices": {"requests": [{"name": CLAIM, "exactly": exactly}]}}},
+        }
+        return PodParts(need.limit_bytes, claim_template=template, objects=(claim,))
+
+    def uses(self, template: Manifest, container: Manifest) -> bool:
+        """A claim of the container's."""
+        return bool((container.get("resources") or {}).get("claims"))
+
+    def granted_bytes(
+        self, template: Manifest, container: Manifest, objects: Sequence[Manifest], options: ClusterOptions
+    ) -> int | None:
+        """The capacity that the pod's claim asks for, where claim or template are among the objects."""
+        claimed = [claim.get("name") for claim in (container.get("resources") or {}).get("claims") or []]
+        for claim in (template.get("spec") or {}).get("resourceClaims") or []:
+            if claim.get("name") in claimed:
+                return _claim_bytes(claim, objects)
+        return None
+
+
+def device_requests(manifest: Manifest) -> list[Any]:
+    """Requests of a ResourceClaim or ResourceClaimTemplate."""
+    spec = manifest.get("spec") or {}
+    if manifest.get("kind") == "ResourceClaimTemplate":
+        spec = spec.get("spec") or {}
+    return list((spec.get("devices") or {}).get("requests") or [])
+
+
+def _claim_bytes(claim: Manifest, objects: Sequence[Manifest]) -> int | None:
+    names = {
+        ("ResourceClaimTemplate", claim.get("resourceClaimTemplateName")),
+        ("ResourceClaim", claim.get("resourceClaimName")),
+    }
+    for each in objects:
+        if (each.get("kind"), (each.get("metadata") or {}).get("name")) in names:
+            for request in device_requests(each):
+                capacity = (request.get("exactly") or request).get("capacity") or {}
+                if "memory" in (capacity.get("requests") or {}):
+                    return _whole(capacity["requests"]["memory"])
+    return None
+
+
+def _whole(quantity: str | int) -> int | None:
+    try:
+        number = parse_quantity(quantity)
+    except ValueError:
+        return None
+    return int(number) if number.denominator == 1 else None

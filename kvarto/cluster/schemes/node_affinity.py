@@ -1,0 +1,27 @@
+"""Nodes whose cards are large enough: an affinity on `nvidia.com/gpu.memory`, which feature discovery writes in MiB."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvarto.cluster.schemes.base import Manifest
+from kvarto.core.units import MIB
+
+LABEL = "nvidia.com/gpu.memory"
+
+
+def min_card_affinity(min_mib: int) -> dict[str, Any]:
+    """A required node affinity. `Gt` is strict, so the bound is one less."""
+    term = {"matchExpressions": [{"key": LABEL, "operator": "Gt", "values": [str(min_mib - 1)]}]}
+    return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}}
+
+
+def min_card_bytes(template: Manifest) -> int | None:
+    """What such an affinity asks for; None where there is none."""
+    affinity = ((template.get("spec") or {}).get("affinity") or {}).get("nodeAffinity") or {}
+    required = affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or {}
+    for term in required.get("nodeSelectorTerms") or []:
+        for expression in term.get("matchExpressions") or []:
+            if expression.get("key") == LABEL and expression.get("operator") == "Gt":
+                return (int(expression["values"][0]) + 1) * MIB
+    return None

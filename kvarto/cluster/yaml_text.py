@@ -1,0 +1,54 @@
+"""YAML in and out: comments and order of a file survive a change, and a key that stands twice is refused."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from typing import Any
+
+from kvarto.core.errors import BadFile, UsageError
+
+try:
+    from ruamel.yaml import YAML
+    from ruamel.yaml.error import YAMLError
+except ImportError as error:
+    raise UsageError(f"this command needs a YAML library ({error}); `pip install 'kvarto[k8s]'`") from error
+
+_LINE_WIDTH = 1 << 16
+"""Long values stay on one line: a folded command line can't be copied."""
+
+
+def load_all(text: str, name: str = "the text") -> list[Any]:
+    """The documents of a file, without empty ones. Raises BadFile with the line where it goes wrong."""
+    try:
+        return [document for document in _yaml().load_all(text) if document is not None]
+    except YAMLError as error:
+        raise BadFile(f"`{name}` is not valid YAML: {_one_line(error)}") from error
+    except ValueError as error:  # a timestamp that is none, and the like
+        raise BadFile(f"`{name}` is not valid YAML: {error}") from error
+
+
+def dump(document: Any) -> str:
+    """One document. Keys stand in the order of the mapping."""
+    return dump_all([document])
+
+
+def dump_all(documents: Sequence[Any]) -> str:
+    """Documents with `---` between them."""
+    stream = io.StringIO()
+    _yaml().dump_all(documents, stream)
+    return stream.getvalue()
+
+
+def _yaml() -> YAML:
+    yaml = YAML(typ="rt", pure=True)
+    yaml.width = _LINE_WIDTH
+    yaml.preserve_quotes = True
+    yaml.indent(mapping=2, sequence=2, offset=0)
+    return yaml
+
+
+def _one_line(error: YAMLError) -> str:
+    mark = getattr(error, "problem_mark", None)
+    problem = " ".join(str(getattr(error, "problem", None) or error).split())
+    return f"{problem:.200}" if mark is None else f"line {mark.line + 1}: {problem:.200}"
