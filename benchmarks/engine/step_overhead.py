@@ -70,7 +70,7 @@ class Bench:
             recompute_cost_s=lambda first, count: 1e-3 * count,
         )
         self.scheduler = Scheduler(cache, limits, max_num_queued=num_seqs + 1, has_copies=lambda: False)
-        self.batch = BatchBuilder(limits, num_groups=1, page_size=PAGE_SIZE)
+        self.batch = BatchBuilder(limits, groups=groups, page_size=PAGE_SIZE)
         self.backend = NullBackend()
         channel = LocalChannel()
         self.loop = EngineLoop(

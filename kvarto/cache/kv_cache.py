@@ -174,6 +174,7 @@ class KVCache:
         num_new = max(0, num_pages - sequence.num_pages)
         pages = self._allocate(num_new * self._geometry.num_groups + len(shared))
         sequence.may_share_tail = False
+        sequence.table_version += 1
         for (group, column), target in zip(shared, pages.tolist(), strict=False):
             self._copy_on_write(sequence, group, column, target)
         if num_new:
@@ -366,6 +367,7 @@ class KVCache:
             cells = np.ix_(np.array(part.groups), columns)
             self._pool.free(sequence.table[cells].ravel())
             sequence.table[cells] = NO_PAGE
+            sequence.table_version += 1
             sequence.num_behind[part.index] = behind
             self._offer(part.index, sequence.entries[before:behind])
 

@@ -38,6 +38,8 @@ class Sequence:
     """The page that the next token goes to may have other users, and is copied before it is written."""
     next_event: int = 0
     """Computed tokens at which a match unit is complete or pages fall behind a window."""
+    table_version: int = 0
+    """Rises with every change of `table`, for those who keep copies of it."""
     num_behind: list[int] = field(default_factory=list)
     """For each part of the geometry: entries whose pages were given back behind the window."""
     is_open: bool = True

@@ -1,7 +1,7 @@
 """BatchBuilder: from chunks to a Step's flat arrays. Knows slots, pages and rows; decides nothing.
 
-Page tables of the running choices stay in one array from step to step, a row per slot; a step copies only the entries
-that may have changed: of pages that it writes, and with a window all, for some of them went back.
+Page tables of the running choices stay in one array from step to step, a row per slot; a row is copied only when the
+table of its sequence changed. A step that repeats the last one a token later is made from it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvarto.cache.digests import MATCH_UNIT
 from kvarto.core.buffers import StepLimits
 from kvarto.core.ids import NO_PAGE
 from kvarto.core.kv_format import LayerGroup
@@ -18,6 +17,9 @@ from kvarto.core.step import Int32, Int64, SamplingRows, Step
 from kvarto.core.units import ceil_div
 from kvarto.engine.chunk import Chunk
 from kvarto.engine.sampling_table import SamplingTable
+
+_TABLE_ROUND = 8
+"""Pages: tables of decode steps are that much wider than needed, so that they are gathered anew every so many pages."""
 
 if TYPE_CHECKING:
     from kvarto.cache.sequence import Sequence
@@ -27,17 +29,21 @@ class BatchBuilder:
     """One per engine."""
 
     def __init__(self, limits: StepLimits, *, groups: tuple[LayerGroup, ...], page_size: int) -> None:
-        self._groups = groups
         self._page_size = page_size
-        self._entry_tokens = max(page_size, MATCH_UNIT)
         max_pages = ceil_div(limits.max_context, page_size)
         self._page_tables = np.full((len(groups), limits.max_seqs, max_pages), NO_PAGE, dtype=np.int32)
         self._sequences: list[Sequence | None] = [None] * limits.max_seqs
         """Whose pages a row of `_page_tables` holds."""
+        self._versions = [-1] * limits.max_seqs
+        """Of the sequence's table when the row was copied."""
         self._sampling = SamplingTable(limits.max_seqs)
+        self._last: tuple[list[Chunk], Step, Int64] | None = None
+        """Chunks of the last step, if all were decodes; the step; slots of its rows."""
 
     def build(self, chunks: list[Chunk]) -> Step:
         """The step that computes `chunks`, in their order. Rows to sample: prompt rows, then draws, chunk by chunk."""
+        if self._last is not None and self._last[0] is chunks:
+            return self._build_next(*self._last)
         for chunk in chunks:
             self._refresh_page_table(chunk)
         slots = np.array([chunk.choice.slot for chunk in chunks], dtype=np.intp)
@@ -48,32 +54,65 @@ class BatchBuilder:
         positions = np.repeat(starts - cu_seqlens[:-1], lengths) + np.arange(cu_seqlens[-1], dtype=np.int32)
         context_lens = starts + lengths
         sample_rows, sampling = self._sample_rows(chunks, cu_seqlens)
-        return Step(
+        step = Step(
             token_ids=_token_ids(chunks, cu_seqlens),
             positions=positions,
             cu_seqlens=cu_seqlens,
             context_lens=context_lens,
-            page_tables=self._page_tables[:, slots, : ceil_div(int(context_lens.max()), self._page_size)],
+            page_tables=self._gather_tables(slots, int(context_lens.max())),
             slot_mapping=self._slot_mapping(np.repeat(slots, lengths), positions),
             sample_rows=sample_rows,
             sampling=sampling,
         )
+        self._last = (chunks, step, slots) if all(chunk.is_decode for chunk in chunks) else None
+        return step
+
+    def _build_next(self, chunks: list[Chunk], last: Step, slots: Int64) -> Step:
+        """The same sequences a token later: what does not change is taken over."""
+        tables = last.page_tables
+        for row, chunk in enumerate(chunks):
+            if chunk.choice.sequence.table_version != self._versions[chunk.choice.slot]:  # type: ignore[union-attr]
+                self._refresh_page_table(chunk)
+                tables[:, row] = self._page_tables[:, slots[row], : tables.shape[2]]
+        positions = last.positions + 1
+        context_lens = last.context_lens + 1
+        longest = int(context_lens.max())
+        if longest > tables.shape[2] * self._page_size:
+            tables = self._gather_tables(slots, longest)
+        sampling = self._sampling.next_rows(last.sampling, slots)
+        step = Step(
+            token_ids=np.array([chunk.choice.output[-1] for chunk in chunks], dtype=np.int32),
+            positions=positions,
+            cu_seqlens=last.cu_seqlens,
+            context_lens=context_lens,
+            page_tables=tables,
+            slot_mapping=self._slot_mapping(slots, positions),
+            sample_rows=last.sample_rows,
+            sampling=sampling,
+        )
+        self._last = (chunks, step, slots)
+        return step
+
+    def _gather_tables(self, slots: Int64, longest: int) -> Int32:
+        """[num_groups, len(slots), pages of the longest and a few more]."""
+        num_pages = ceil_div(longest, self._page_size * _TABLE_ROUND) * _TABLE_ROUND
+        tables: Int32 = self._page_tables[:, slots, :num_pages]
+        return tables
 
     def _refresh_page_table(self, chunk: Chunk) -> None:
-        """Copy the pages that this step writes, and those before that copy-on-write may have replaced with them: all
-        of the cache's unfinished entry. The whole table when the row belonged to another sequence, or has a window:
-        a page that went back is somebody else's, whose values would be read, if only to be weighed with 0; NaN stays.
+        """Copy the sequence's table when it changed. Never keep a page that went back: it is somebody else's, whose
+        values would be read, if only to be weighed with 0; NaN stays.
         """
         slot, sequence = chunk.choice.slot, chunk.choice.sequence
         assert sequence is not None, f"choice {chunk.choice.order} is in a step without a sequence"
-        first = chunk.start // self._entry_tokens * self._entry_tokens // self._page_size
+        if self._sequences[slot] is sequence and self._versions[slot] == sequence.table_version:
+            return
+        num_pages = min(sequence.num_pages, self._page_tables.shape[2])
         if self._sequences[slot] is not sequence:
             self._sequences[slot] = sequence
-            first = 0
-        end = ceil_div(chunk.stop, self._page_size)
-        for index, (group, table) in enumerate(zip(self._groups, self._page_tables, strict=True)):
-            start = first if group.window is None else 0
-            table[slot, start:end] = sequence.page_table(index)[start:end]
+            self._page_tables[:, slot, num_pages:] = NO_PAGE
+        self._versions[slot] = sequence.table_version
+        self._page_tables[:, slot, :num_pages] = sequence.table[:, :num_pages]
 
     def _slot_mapping(self, slots: Int64, positions: Int32) -> Int64:
         """[num_groups, num_tokens]: where each token's KV goes."""

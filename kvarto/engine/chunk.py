@@ -22,6 +22,11 @@ class Chunk:
     """Rows, from the first on, that are asked for the log-probability of the prompt token that follows."""
 
     @property
+    def is_decode(self) -> bool:
+        """One drawn token in, the next one out, and nothing else: what the same choice does step after step."""
+        return self.length == 1 and self.draws and not self.forks and self.choice.is_decoding
+
+    @property
     def stop(self) -> int:
         """First position behind it."""
         return self.start + self.length

@@ -30,8 +30,8 @@ class _Drawn:
         return cls(
             result.token_ids.tolist(),
             result.logprobs.tolist(),
-            result.top_ids.tolist(),
-            result.top_logprobs.tolist(),
+            result.top_ids.tolist() if result.top_ids.size else [],
+            result.top_logprobs.tolist() if result.top_ids.size else [],
             result.is_finite.tolist(),
         )
 
@@ -44,8 +44,14 @@ def collect(chunks: list[Chunk], result: StepResult, scheduler: Scheduler) -> li
     """Apply a step to its choices. Rows of `result` are in the order in which the batch asked for them."""
     drawn = _Drawn.of(result)
     outputs: list[TokensOut] = []
+    all_finite = all(drawn.is_finite)
     row = 0
     for chunk in chunks:
+        if all_finite and chunk.is_decode:
+            scheduler.settle(chunk)
+            _collect_draw(chunk.choice, drawn, row, scheduler, outputs)
+            row += 1
+            continue
         num_draws = (1 + len(chunk.forks)) * chunk.draws
         end = row + chunk.num_prompt_rows + num_draws
         if all(drawn.is_finite[row:end]):
@@ -87,6 +93,17 @@ def _collect_prompt_rows(chunk: Chunk, drawn: _Drawn, first_row: int) -> None:
         request.prompt_logprobs.append(drawn.logprobs_of(first_row + row, token_id, num_top))
 
 
+def _collect_draw(
+    choice: Choice, drawn: _Drawn, row: int, scheduler: Scheduler, outputs: list[TokensOut]
+) -> None:
+    """The common case: one choice, one token, no prompt behind it."""
+    choice.append(drawn.token_ids[row])
+    output = _output(choice, drawn, row)
+    outputs.append(output)
+    if output.finish_reason is not None:
+        scheduler.finish(choice)
+
+
 def _collect_draws(chunk: Chunk, drawn: _Drawn, first_row: int, scheduler: Scheduler, outputs: list[TokensOut]) -> None:
     leader = chunk.choice
     was_first = not leader.output
@@ -112,6 +129,8 @@ def _output(choice: Choice, drawn: _Drawn, row: int) -> TokensOut:
     request, sampling = choice.request, choice.request.sampling
     token_id = choice.output[-1]
     reason = _finish_reason(choice)
+    if choice.has_reported and reason is None and sampling.logprobs is None:
+        return TokensOut(request_id=request.request_id, choice=choice.index, token_ids=(token_id,))
     output = TokensOut(
         request_id=request.request_id,
         choice=choice.index,

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from kvarto.core.step import Float32, Int32, SamplingRows
+from kvarto.core.step import Float32, Int32, Int64, SamplingRows
 from kvarto.engine.request import Choice
 
 GREEDY_BELOW = 1e-5
@@ -82,6 +82,13 @@ class SamplingTable:
             seen_ids=seen_ids,
             seen_output_counts=seen_counts,
         )
+
+    def next_rows(self, last: SamplingRows, slots: Int64) -> SamplingRows:
+        """Rows of a step that repeats the one of `last`, each a position later. Makes them of `last` itself."""
+        if not self._ragged.isdisjoint(slots.tolist()):
+            return self.rows(slots.tolist(), (last.position + 1).tolist())
+        last.position = last.position + 1
+        return last
 
     def _bias(self, slots: Sequence[int]) -> tuple[Int32, Int32, Float32]:
         indptr = np.zeros(len(slots) + 1, dtype=np.int32)

@@ -55,6 +55,8 @@ class Scheduler:
         self._gate = AdmissionGate(cache, limits.max_tokens)
         self._suspects: deque[Choice] = deque()
         self._plan: dict[Choice, Chunk] = {}
+        self._decodes: list[Chunk] = []
+        """The last plan, while the next one can only be the same a token later: see `_repeat`."""
         self._tokens_left = 0
         self._prompt_rows_left = 0
         self._is_pressed = False
@@ -88,6 +90,7 @@ class Scheduler:
                 f"{self._num_unadmitted} requests wait and the queue holds {self._max_num_queued}; retry later or "
                 "raise `--max-num-queued`"
             )
+        self._decodes = []
         self.requests[request.request_id] = request
         self._num_unadmitted += 1
         self._crews.add(request)
@@ -107,7 +110,13 @@ class Scheduler:
     # ---- deciding ----------------------------------------------------------------------------------------------
 
     def schedule(self) -> list[Chunk]:
-        """The next step; empty when nothing can run now. Each chunk's pages are there and its copies have arrived."""
+        """The next step; empty when nothing can run now. Each chunk's pages are there and its copies have arrived.
+
+        The list of a step that repeats the last one a token later is the same object.
+        """
+        if self._decodes and self._repeat():
+            return self._decodes
+        self._decodes = []
         self._plan = {}
         self._tokens_left = self._limits.max_tokens
         self._prompt_rows_left = self._limits.max_samples - self._limits.max_seqs
@@ -117,7 +126,41 @@ class Scheduler:
         crew = self._crews.next(self._running, self._waiting.head)
         self._schedule_running(crew)
         self._admit(crew)
-        return list(self._plan.values())
+        chunks = list(self._plan.values())
+        if self._is_settled(chunks):
+            self._decodes = chunks
+        return chunks
+
+    def _is_settled(self, chunks: list[Chunk]) -> bool:
+        """All that run draw a token each, and until one of them ends or a request comes that will not change: nobody
+        waits, or only for a slot.
+        """
+        return (
+            len(chunks) == len(self._running)
+            and not self._is_pressed
+            and not self._crews.is_mixed
+            and (not self._free_slots or not len(self._waiting))
+            and all(chunk.is_decode for chunk in chunks)
+        )
+
+    def _repeat(self) -> bool:
+        """Move the last plan on by a token. False where a page is missing or a copy has to be waited for."""
+        first = self._decodes[0]
+        if first.choice.num_computed_tokens != first.start + 1:  # the last plan did not run
+            return False
+        for chunk in self._decodes:
+            sequence = _sequence(chunk.choice)
+            num_tokens = chunk.start + 2
+            if num_tokens > sequence.num_writable_tokens:
+                try:
+                    self._cache.grow(sequence, num_tokens)
+                except OutOfPages:
+                    return False
+                if sequence.copies:
+                    return False
+        for chunk in self._decodes:
+            chunk.start += 1
+        return True
 
     def take_starved(self) -> list[Choice]:
         """Choices that had the pool to themselves and found no page, again and again; for the loop to end."""
@@ -327,16 +370,18 @@ class Scheduler:
 
     def settle(self, chunk: Chunk) -> None:
         """The chunk was computed: its tokens have their KV in pages. Tokens that it drew come through `draw`."""
-        choice = chunk.choice
+        choice, stop = chunk.choice, chunk.start + chunk.length
         choice.num_failures = 0
-        token_ids = choice.output[-1:] if choice.is_decoding else choice.tokens(chunk.start, chunk.stop).tolist()
+        is_decode = chunk.length == 1 and choice.is_decoding
+        token_ids = choice.output[-1:] if is_decode else choice.tokens(chunk.start, stop).tolist()
         self._cache.commit(_sequence(choice), token_ids)
-        choice.num_computed_tokens = chunk.stop
+        choice.num_computed_tokens = stop
         if chunk.draws and chunk.length > 1:
             self._gate.note_room()  # with a window, a prompt claims more than what follows it
 
     def start_fork(self, leader: Choice, fork: Choice) -> None:
         """Let `fork` go on from the prompt's pages of `leader`."""
+        self._decodes = []
         fork.sequence = self._cache.fork(_sequence(leader))
         fork.num_computed_tokens = leader.num_computed_tokens
         insort(self._running, fork, key=_order)
@@ -348,6 +393,7 @@ class Scheduler:
 
     def finish(self, choice: Choice) -> None:
         """A choice ends, in any state: its slot and pages are free from now on, its request ends with the last one."""
+        self._decodes = []
         request = choice.request
         if choice.status is Status.RUNNING:
             self._stop_running(choice)
@@ -366,6 +412,7 @@ class Scheduler:
         """The step failed in the backend and nothing of it counts. All on board are tried again, each alone and on
         fewer tokens. Returns the choice that failed once too often, still running, for the loop to end.
         """
+        self._decodes = []
         for chunk in chunks:
             self._unseat_forks(chunk)
             chunk.choice.num_failures += 1
