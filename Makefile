@@ -3,6 +3,7 @@
 #   make test ARGS='tests/memory -x'  the suite; minutes on two cores
 #   make test-heavy                   the runs that take minutes each
 #   make lint                         ruff, mypy, import-linter
+#   make native                       build what changed in native/; the module lands in kvarto/core
 #   make bench ARGS=memory          every file of benchmarks/, or those whose path has the word
 
 PYTHON ?= python3
@@ -14,32 +15,51 @@ ARGS ?=
 # Several test processes on few cores: threads that wait for each other by spinning take the cores away.
 test test-heavy: export OMP_NUM_THREADS ?= 1
 
-.PHONY: serve test test-heavy lint format bench constraints clean help
+.PHONY: serve native test test-heavy lint format bench constraints clean help
 help:
-	@sed -n '2,6s/^# *//p' Makefile
+	@sed -n '2,7s/^# *//p' Makefile
 
 $(BIN)/python:
 	@echo '== making $(VENV) with $(shell $(PYTHON) --version)'
 	@$(PYTHON) -c 'import sys; sys.exit("Kvarto needs Python 3.11 or newer; name one: make PYTHON=python3.11 …") if sys.version_info < (3, 11) else None'
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.runtime-installed: pyproject.toml constraints-dev.txt | $(BIN)/python
-	@echo '== installing Kvarto and PyTorch into $(VENV)'
-	$(PIP_INSTALL) --editable '.[torch]'
+# What builds the native module; CMake and ninja only where the system has none.
+BUILD_TOOLS := nanobind scikit-build-core $(foreach tool,cmake ninja,$(if $(shell command -v $(tool)),,$(tool)))
+# One build folder for pip and `make native`, so that neither builds what the other has built.
+INSTALL := PATH="$(abspath $(BIN)):$$PATH" $(PIP_INSTALL) --no-build-isolation \
+    --config-settings=build-dir=build/native --config-settings=cmake.define.KVARTO_WERROR=ON --editable
+
+$(VENV)/.build-tools: | $(BIN)/python
+	@command -v c++ g++ clang++ >/dev/null || { echo 'Kvarto needs a C++20 compiler: g++ 12 or clang 15, or newer'; exit 1; }
+	$(PIP_INSTALL) $(BUILD_TOOLS)
 	@touch $@
 
-$(VENV)/.dev-installed: pyproject.toml constraints-dev.txt | $(BIN)/python
-	@echo '== installing Kvarto, PyTorch and the development tools into $(VENV)'
-	$(PIP_INSTALL) --editable '.[torch,bench,dev]'
+$(VENV)/.runtime-installed: pyproject.toml constraints-dev.txt $(VENV)/.build-tools
+	@echo '== building Kvarto and installing it into $(VENV)'
+	$(INSTALL) .
+	@touch $@
+
+$(VENV)/.dev-installed: pyproject.toml constraints-dev.txt $(VENV)/.build-tools
+	@echo '== building Kvarto and installing it, PyTorch and the development tools into $(VENV)'
+	$(INSTALL) '.[torch,bench,dev]'
 	@touch $@ $(VENV)/.runtime-installed
 
-serve: $(VENV)/.runtime-installed
+# Two builds at once in one folder would break each other: the second waits.
+native: export PATH := $(abspath $(BIN)):$(PATH)
+native: $(VENV)/.build-tools
+	@mkdir -p build/native
+	@test -f build/native/build.ninja || \
+	    cmake -S . -B build/native -G Ninja -DPython_EXECUTABLE=$(abspath $(BIN)/python) -DKVARTO_WERROR=ON
+	@flock build/native.lock cmake --build build/native
+
+serve: $(VENV)/.runtime-installed native
 	$(BIN)/kvarto serve $(ARGS)
 
-test: $(VENV)/.dev-installed
+test: $(VENV)/.dev-installed native
 	$(BIN)/python -m pytest $(ARGS)
 
-test-heavy: $(VENV)/.dev-installed
+test-heavy: $(VENV)/.dev-installed native
 	$(BIN)/python -m pytest -m heavy --timeout 3600 $(ARGS)
 
 lint: $(VENV)/.dev-installed
@@ -50,7 +70,7 @@ lint: $(VENV)/.dev-installed
 format: $(VENV)/.dev-installed
 	$(BIN)/ruff check --fix .
 
-bench: $(VENV)/.dev-installed
+bench: $(VENV)/.dev-installed native
 	$(BIN)/python -m benchmarks $(ARGS)
 
 constraints: $(VENV)/.dev-installed
