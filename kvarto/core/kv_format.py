@@ -1,6 +1,7 @@
 """How the KV of some tokens lies in a page, and which layers share a page.
 
 page = [layer][plane][kv_head][token 0..page_size-1][dim], padded to 4 KiB; planes come from the model (k, v).
+int8: each plane's codes are followed by its scales, float32 [kv_head][token]; value = code * scale.
 One page carries all layers of one layer group, so moving it to another tier is one contiguous copy.
 """
 
@@ -15,6 +16,8 @@ PAGE_ALIGNMENT = 4096
 """Bytes. Direct I/O and huge pages want it."""
 PLANES = 2
 """k and v."""
+SCALE_BYTES = 4
+"""Of the scale that int8 keeps for each token, head and plane."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +45,19 @@ class KVFormat:
     head_dim: int
 
     @property
+    def scale_bytes(self) -> int:
+        """Bytes beside the elements of one token, head and plane."""
+        return SCALE_BYTES if self.dtype is DType.I8 else 0
+
+    @property
+    def layer_token_bytes(self) -> int:
+        """Bytes of one token in one layer slot."""
+        return PLANES * self.num_kv_heads * (self.head_dim * self.dtype.itemsize + self.scale_bytes)
+
+    @property
     def token_bytes(self) -> int:
         """Bytes of one token in one group's page."""
-        return self.num_layer_slots * PLANES * self.num_kv_heads * self.head_dim * self.dtype.itemsize
+        return self.num_layer_slots * self.layer_token_bytes
 
     @property
     def payload_bytes(self) -> int:
@@ -57,6 +70,6 @@ class KVFormat:
         return align_up(self.payload_bytes, PAGE_ALIGNMENT)
 
     @property
-    def layer_stride(self) -> int:
-        """Elements from one layer slot to the next."""
-        return PLANES * self.num_kv_heads * self.page_size * self.head_dim
+    def layer_bytes(self) -> int:
+        """Bytes from one layer slot to the next."""
+        return self.layer_token_bytes * self.page_size

@@ -64,7 +64,7 @@ def run_view(views: Views, run: KeyRun, layer_slot: int, plane: int) -> torch.Te
     Rows overlap; it is only ever read, at starts that `KeyPlaces` gives.
     """
     kv = views.sizes.kv_format
-    base = layer_slot * kv.layer_stride + plane * kv.num_kv_heads * kv.page_size * kv.head_dim
+    base = layer_slot * (kv.layer_bytes // kv.dtype.itemsize) + plane * kv.num_kv_heads * kv.page_size * kv.head_dim
     num_starts = (views.pages.numel() - base - run.num_elements) // run.unit_elements + 1
     return views.pages.as_strided(
         (num_starts, run.num_elements), (run.unit_elements, 1), views.pages.storage_offset() + base

@@ -37,9 +37,9 @@ class WriteKVKernel(Kernel[WriteKV]):
 def plane_view(views: Views, layer_slot: int, plane: int) -> torch.Tensor:
     """One plane of one layer in all pages: `[num_pages, page_size, num_kv_heads, head_dim]`."""
     kv = views.sizes.kv_format
-    head_stride = kv.page_size * kv.head_dim
+    head_stride, layer_stride = kv.page_size * kv.head_dim, kv.layer_bytes // kv.dtype.itemsize
     return views.pages.as_strided(
         (views.num_pages, kv.page_size, kv.num_kv_heads, kv.head_dim),
         (views.page_elements, kv.head_dim, head_stride, 1),
-        views.pages.storage_offset() + layer_slot * kv.layer_stride + plane * kv.num_kv_heads * head_stride,
+        views.pages.storage_offset() + layer_slot * layer_stride + plane * kv.num_kv_heads * head_stride,
     )
