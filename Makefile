@@ -42,7 +42,7 @@ $(VENV)/.runtime-installed: pyproject.toml constraints-dev.txt $(VENV)/.build-to
 
 $(VENV)/.dev-installed: pyproject.toml constraints-dev.txt $(VENV)/.build-tools
 	@echo '== building Kvarto and installing it, PyTorch and the development tools into $(VENV)'
-	$(INSTALL) '.[torch,bench,dev]'
+	$(INSTALL) '.[torch,bench,k8s,dev]'
 	@touch $@ $(VENV)/.runtime-installed
 
 # Two builds at once in one folder would break each other: the second waits.

@@ -10,6 +10,7 @@ from typing import Any
 from kvarto.cluster.cards import Card
 from kvarto.cluster.need import Need
 from kvarto.cluster.quantity import parse_quantity
+from kvarto.cluster.tree import dig
 from kvarto.core.errors import UsageError
 from kvarto.core.units import format_bytes
 
@@ -104,9 +105,8 @@ class Scheme(ABC):
 
 def resource(container: Manifest, name: str) -> int | None:
     """An extended resource's whole number, of limits before requests; None where it is absent or no such number."""
-    resources = container.get("resources") or {}
     for kind in ("limits", "requests"):
-        value = (resources.get(kind) or {}).get(name)
+        value = dig(container, "resources", kind, name)
         if value is not None:
             try:
                 number = parse_quantity(value)
@@ -118,7 +118,7 @@ def resource(container: Manifest, name: str) -> int | None:
 
 def annotation(template: Manifest, name: str) -> str | None:
     """Of the pod, not of what makes it."""
-    value = ((template.get("metadata") or {}).get("annotations") or {}).get(name)
+    value = dig(template, "metadata", "annotations", name)
     return None if value is None else str(value)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from kvarto.cluster.need import Need
 from kvarto.cluster.quantity import parse_quantity
 from kvarto.cluster.schemes.base import ClusterOptions, Facts, Manifest, PodParts, Scheme
+from kvarto.cluster.tree import dig
 
 
 class Cpu(Scheme):
@@ -36,5 +37,8 @@ class Cpu(Scheme):
         self, template: Manifest, container: Manifest, objects: Sequence[Manifest], options: ClusterOptions
     ) -> int | None:
         """The memory limit."""
-        memory = ((container.get("resources") or {}).get("limits") or {}).get("memory")
-        return None if memory is None else int(parse_quantity(memory))
+        memory = dig(container, "resources", "limits", "memory")
+        try:
+            return None if memory is None else int(parse_quantity(memory))
+        except ValueError:
+            return None

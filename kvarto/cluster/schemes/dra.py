@@ -8,6 +8,7 @@ from typing import Any
 from kvarto.cluster.need import Need
 from kvarto.cluster.quantity import format_quantity, parse_quantity
 from kvarto.cluster.schemes.base import ClusterOptions, Facts, Manifest, PodParts, Scheme, check_fits
+from kvarto.cluster.tree import Path, dig, mappings
 from kvarto.core.errors import UsageError
 
 GROUP = "resource.k8s.io"
@@ -38,8 +39,8 @@ class Dra(Scheme):
         if options.kubernetes < CAPACITY_SINCE:
             version = ".".join(map(str, options.kubernetes))
             raise UsageError(
-                f"`--scheme dra` asks for capacity, which Kubernetes {version} does not know; it needs 1.34 with the gate "
-                "`DRAConsumableCapacity`, or 1.36"
+                f"`--scheme dra` asks for capacity, which Kubernetes {version} does not know; it needs 1.34 with the "
+                "gate `DRAConsumableCapacity`, or 1.36"
             )
         template = f"{name}-{CLAIM}"
         exactly = {
@@ -58,25 +59,28 @@ class Dra(Scheme):
 
     def uses(self, template: Manifest, container: Manifest) -> bool:
         """A claim of the container's."""
-        return bool((container.get("resources") or {}).get("claims"))
+        return bool(mappings(dig(container, "resources", "claims")))
 
     def granted_bytes(
         self, template: Manifest, container: Manifest, objects: Sequence[Manifest], options: ClusterOptions
     ) -> int | None:
         """The capacity that the pod's claim asks for, where claim or template are among the objects."""
-        claimed = [claim.get("name") for claim in (container.get("resources") or {}).get("claims") or []]
-        for claim in (template.get("spec") or {}).get("resourceClaims") or []:
+        claimed = [claim.get("name") for claim in mappings(dig(container, "resources", "claims"))]
+        for claim in mappings(dig(template, "spec", "resourceClaims")):
             if claim.get("name") in claimed:
                 return _claim_bytes(claim, objects)
         return None
 
 
-def device_requests(manifest: Manifest) -> list[Any]:
+def device_requests(manifest: Manifest) -> list[dict[str, Any]]:
     """Requests of a ResourceClaim or ResourceClaimTemplate."""
-    spec = manifest.get("spec") or {}
-    if manifest.get("kind") == "ResourceClaimTemplate":
-        spec = spec.get("spec") or {}
-    return list((spec.get("devices") or {}).get("requests") or [])
+    return mappings(dig(manifest, *requests_path(manifest)))
+
+
+def requests_path(manifest: Manifest) -> Path:
+    """Where they stand."""
+    spec = ("spec", "spec") if manifest.get("kind") == "ResourceClaimTemplate" else ("spec",)
+    return (*spec, "devices", "requests")
 
 
 def _claim_bytes(claim: Manifest, objects: Sequence[Manifest]) -> int | None:
@@ -85,11 +89,11 @@ def _claim_bytes(claim: Manifest, objects: Sequence[Manifest]) -> int | None:
         ("ResourceClaim", claim.get("resourceClaimName")),
     }
     for each in objects:
-        if (each.get("kind"), (each.get("metadata") or {}).get("name")) in names:
+        if (each.get("kind"), dig(each, "metadata", "name")) in names:
             for request in device_requests(each):
-                capacity = (request.get("exactly") or request).get("capacity") or {}
-                if "memory" in (capacity.get("requests") or {}):
-                    return _whole(capacity["requests"]["memory"])
+                memory = dig(request.get("exactly") or request, "capacity", "requests", "memory")
+                if memory is not None:
+                    return _whole(memory)
     return None
 
 

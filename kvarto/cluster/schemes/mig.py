@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from kvarto.cluster.mig_packing import Demand, fitting_profiles
 from kvarto.cluster.need import Need
 from kvarto.cluster.schemes.base import ClusterOptions, Facts, Manifest, PodParts, Scheme
+from kvarto.cluster.tree import dig, mapping
 from kvarto.core.errors import UsageError
 
 PREFIX = "nvidia.com/mig-"
@@ -56,6 +57,5 @@ class Mig(Scheme):
 
 def mig_resources(container: Manifest) -> list[str]:
     """Names of the MIG resources that it asks for, well formed or not."""
-    resources = container.get("resources") or {}
-    names = [name for kind in ("limits", "requests") for name in resources.get(kind) or {}]
-    return [name for name in dict.fromkeys(names) if str(name).startswith(PREFIX)]
+    names = [str(name) for kind in ("limits", "requests") for name in mapping(dig(container, "resources", kind))]
+    return [name for name in dict.fromkeys(names) if name.startswith(PREFIX)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from kvarto.cluster.schemes.base import Manifest
+from kvarto.cluster.tree import dig, mappings
 from kvarto.core.units import MIB
 
 LABEL = "nvidia.com/gpu.memory"
@@ -18,10 +19,10 @@ def min_card_affinity(min_mib: int) -> dict[str, Any]:
 
 def min_card_bytes(template: Manifest) -> int | None:
     """What such an affinity asks for; None where there is none."""
-    affinity = ((template.get("spec") or {}).get("affinity") or {}).get("nodeAffinity") or {}
-    required = affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or {}
-    for term in required.get("nodeSelectorTerms") or []:
-        for expression in term.get("matchExpressions") or []:
-            if expression.get("key") == LABEL and expression.get("operator") == "Gt":
-                return (int(expression["values"][0]) + 1) * MIB
+    required = dig(template, "spec", "affinity", "nodeAffinity", "requiredDuringSchedulingIgnoredDuringExecution")
+    for term in mappings(dig(required, "nodeSelectorTerms")):
+        for expression in mappings(term.get("matchExpressions")):
+            bound = str(dig(expression, "values", 0))
+            if expression.get("key") == LABEL and expression.get("operator") == "Gt" and bound.isdecimal():
+                return (int(bound) + 1) * MIB
     return None

@@ -8,6 +8,7 @@ from typing import Any
 from kvarto.cluster.need import Need
 from kvarto.cluster.schemes.base import ClusterOptions, Facts, Manifest, PodParts, Scheme, per_card, resource
 from kvarto.cluster.schemes.whole import GPU
+from kvarto.cluster.tree import dig, mapping, mappings
 from kvarto.cluster.yaml_text import dump, load_all
 from kvarto.core.errors import BadFile
 from kvarto.core.units import MIB
@@ -105,7 +106,7 @@ def plugin_configs(objects: Sequence[Manifest]) -> Iterator[tuple[int, str, dict
     for index, each in enumerate(objects):
         if each.get("kind") != "ConfigMap":
             continue
-        for key, text in (each.get("data") or {}).items():
+        for key, text in mapping(each.get("data")).items():
             if not isinstance(text, str) or "sharing" not in text:
                 continue
             try:
@@ -120,6 +121,6 @@ def replica_entries(objects: Sequence[Manifest]) -> Iterator[tuple[str, dict[str
     """`timeSlicing` or `mps`, and one entry of its resources."""
     for _, _, config in plugin_configs(objects):
         for sharing in ("timeSlicing", "mps"):
-            for entry in (config["sharing"].get(sharing) or {}).get("resources") or []:
-                if isinstance(entry, dict) and "replicas" in entry:
+            for entry in mappings(dig(config, "sharing", sharing, "resources")):
+                if "replicas" in entry:
                     yield sharing, entry

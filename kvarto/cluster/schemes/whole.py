@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from kvarto.cluster.need import Need
 from kvarto.cluster.schemes.base import ClusterOptions, Facts, Manifest, PodParts, Scheme, check_fits, resource
 from kvarto.cluster.schemes.node_affinity import min_card_bytes
+from kvarto.cluster.tree import dig
 from kvarto.core.units import MIB, ceil_div
 
 GPU = "nvidia.com/gpu"
@@ -80,4 +81,4 @@ class VirtualGpu(WholeCard):
 
 
 def _is_vgpu(template: Manifest) -> bool:
-    return VGPU_LABEL in ((template.get("spec") or {}).get("nodeSelector") or {})
+    return dig(template, "spec", "nodeSelector", VGPU_LABEL) is not None

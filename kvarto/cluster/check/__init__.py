@@ -1,0 +1,42 @@
+"""`check`: what is wrong with manifests, one exact message for each mistake; `correct`: the same manifests put right.
+
+Rules look at parsed YAML of any shape and yield findings with edits. Schemas of the API come last, and only for
+documents in which nothing else was found, so that a mistake is named once and in the words of the scheme.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+from kvarto.cluster.check.finding import Edit, Finding, Severity, apply
+from kvarto.cluster.check.manifests import Files
+from kvarto.cluster.check.rules import RULES
+from kvarto.cluster.check.rules.schema import schemas
+from kvarto.cluster.schemes import ClusterOptions
+
+__all__ = ["Edit", "Finding", "Severity", "apply", "check", "correct"]
+
+MAX_ROUNDS = 100
+"""Of correction. Each round mends one finding, since edits of two may touch the same lines."""
+
+
+def check(documents: Sequence[Any], options: ClusterOptions) -> list[Finding]:
+    """Every mistake in parsed documents. Raises BadFile for a document that is no Kubernetes object."""
+    files = Files(documents)
+    findings = [finding for rule in RULES for finding in rule(files, options)]
+    wrong = {finding.document for finding in findings if finding.severity is Severity.ERROR}
+    return findings + [finding for finding in schemas(files, options) if finding.document not in wrong]
+
+
+def correct(documents: Sequence[Any], options: ClusterOptions) -> tuple[list[Any], list[Finding]]:
+    """A corrected copy, and what only a person can mend. Comments and order stay where the library keeps them."""
+    fixed = copy.deepcopy(list(documents))
+    for _ in range(MAX_ROUNDS):
+        findings = check(fixed, options)
+        mendable = next((finding for finding in findings if finding.edits), None)
+        if mendable is None:
+            return fixed, findings
+        apply(fixed, mendable.edits)
+    return fixed, check(fixed, options)

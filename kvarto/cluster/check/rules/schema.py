@@ -1,0 +1,77 @@
+"""The API's own schemas, by an existing library: misspelt fields, wrong types, missing fields. Strict, by version."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator
+from typing import Any
+
+from kvarto.cluster.check.finding import Edit, Finding
+from kvarto.cluster.check.manifests import Files, Object
+from kvarto.cluster.schemes import ClusterOptions
+from kvarto.cluster.tree import dig, mapping
+from kvarto.core.errors import UsageError
+
+try:
+    import kubernetes_validate
+except ImportError as error:
+    raise UsageError(f"this command needs the API's schemas ({error}); `pip install 'kvarto[k8s]'`") from error
+
+_ADDITIONAL = "additionalProperties"
+
+
+def schemas(files: Files, options: ClusterOptions) -> Iterator[Finding]:
+    """The first thing in each object that its schema forbids. Kinds without a schema pass."""
+    version = ".".join(map(str, options.kubernetes))
+    for each in files.objects:
+        try:
+            kubernetes_validate.validate(_plain(each.manifest), version, strict=True)
+        except kubernetes_validate.ValidationError as error:
+            yield _finding(each, error)
+        except kubernetes_validate.SchemaNotFoundError:
+            continue
+        except (OSError, kubernetes_validate.utils.VersionNotSupportedError) as error:
+            raise UsageError(f"no schemas for Kubernetes {version}: {error}") from error
+
+
+def _finding(each: Object, error: Any) -> Finding:
+    path = tuple(error.path)
+    if error.validator == _ADDITIONAL:
+        return _unknown_field(each, path, error)
+    place = ".".join(map(str, path)) or "the object"
+    if error.validator == "required":
+        missing = [name for name in error.validator_value if name not in mapping(error.instance)]
+        return each.finding("schema", path, f"`{place}` lacks {', '.join(f'`{name}`' for name in missing)}")
+    wanted = error.validator_value
+    if error.validator == "type" and "string" in wanted and isinstance(error.instance, (bool, int, float)):
+        text = str(error.instance).lower() if isinstance(error.instance, bool) else str(error.instance)
+        message = f'`{place}: {text}` must be text; write `"{text}"`'
+        return each.finding("schema", path, message, each.edit(*path, value=text))
+    names = " or ".join(name for name in (wanted if isinstance(wanted, list) else [str(wanted)]) if name != "null")
+    return each.finding("schema", path, f"`{place}: {error.instance!r:.80}` must be {names}")
+
+
+def _unknown_field(each: Object, path: tuple[str | int, ...], error: Any) -> Finding:
+    known = list(error.schema.get("properties", {}))
+    unknown = next(name for name in error.instance if name not in known)
+    full = (*path, unknown)
+    message = f"`{'.'.join(map(str, full))}` is no field that Kubernetes knows there"
+    close = difflib.get_close_matches(str(unknown), [name for name in known if name not in error.instance], 1)
+    if not close:
+        message = f"{message}, and it would be dropped; leave it out"
+        return each.finding("schema", full, message, each.edit(*full))
+    value = dig(each.manifest, *full)
+    edits: list[Edit] = [each.edit(*path, close[0], value=value), each.edit(*full)]
+    return each.finding("schema", full, f"{message}; write `{close[0]}`", *edits)
+
+
+def _plain(node: Any) -> Any:
+    """Without the types of the YAML library, which the schema's checks don't know."""
+    if isinstance(node, dict):
+        return {str(key): _plain(value) for key, value in node.items()}
+    if isinstance(node, list):
+        return [_plain(item) for item in node]
+    for kind in (bool, int, float, str):
+        if isinstance(node, kind):
+            return kind(node)
+    return None if node is None else str(node)

@@ -1,0 +1,102 @@
+"""What the server in the container takes, against what it may take."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from kvarto.cluster.check.finding import Finding
+from kvarto.cluster.check.manifests import Container, Files, warning
+from kvarto.cluster.check.server_flags import (
+    KVARTO_FLAGS,
+    SHARE_FLAGS,
+    device_memory,
+    find_flag,
+    is_kvarto,
+    set_device_memory,
+)
+from kvarto.cluster.schemes import ClusterOptions, Scheme, find_scheme
+from kvarto.core.units import MIB, format_bytes
+from kvarto.memory.device_limit import DEVICE_OVERHEAD_BYTES
+
+CPU_OVERHEAD_BYTES = 512 * MIB
+"""Beside the arena in the container's memory: the least that processes and libraries take."""
+READ_BY_SERVER = ("aliyun", "kai")
+"""Schemes that enforce nothing, yet tell the container its part, which Kvarto reads."""
+
+
+def arena_and_limit(files: Files, options: ClusterOptions) -> Iterator[Finding]:
+    """`--device-memory` and what the driver takes must fit the limit."""
+    for container in files.containers:
+        if not is_kvarto(container):
+            continue
+        scheme = container.scheme or find_scheme("cpu")
+        granted = scheme.granted_bytes(container.pod.template, container.manifest, files.manifests, options)
+        said = device_memory(container)
+        if said is not None and granted is not None:
+            yield from _against(container, scheme, said[0], granted)
+
+
+def no_limit(files: Files, options: ClusterOptions) -> Iterator[Finding]:
+    """Where nothing enforces a part, the server must keep to it by itself."""
+    for container in files.containers:
+        scheme = container.scheme
+        if scheme is None or scheme.is_enforced or scheme.name in ("dra", *READ_BY_SERVER):
+            continue
+        granted = scheme.granted_bytes(container.pod.template, container.manifest, files.manifests, options)
+        if is_kvarto(container):
+            if device_memory(container) is None:
+                yield _kvarto_without(container, scheme, granted)
+        else:
+            yield from _other(container, scheme, granted, options)
+
+
+def _against(container: Container, scheme: Scheme, said_bytes: int, granted: int) -> Iterator[Finding]:
+    overhead = CPU_OVERHEAD_BYTES if scheme.name == "cpu" else DEVICE_OVERHEAD_BYTES
+    if said_bytes + overhead <= granted:
+        return
+    what = "processes and libraries take" if scheme.name == "cpu" else "the driver takes"
+    message = (
+        f"`--device-memory` is {format_bytes(said_bytes)}, and with about {format_bytes(overhead)} that {what} beyond "
+        f"the {format_bytes(granted)} that this container may use"
+    )
+    path = ("args",)
+    right = (granted - overhead) // MIB
+    if right <= 0:
+        yield container.finding("arena-over-limit", path, f"{message}; ask for more")
+        return
+    found = device_memory(container)
+    assert found is not None, "the flag was read a moment ago"
+    message = f"{message}; write `{right}MiB`, or ask for more"
+    yield container.finding("arena-over-limit", path, message, set_device_memory(container, found[1], right * MIB))
+
+
+def _kvarto_without(container: Container, scheme: Scheme, granted: int | None) -> Finding:
+    message = f"{scheme.facts.title} limits no memory, and this server is not told how much it may take"
+    if granted is None or granted <= DEVICE_OVERHEAD_BYTES:
+        hint = f"give `{KVARTO_FLAGS[0]}`; for a number, name the card and add the plugin's configuration"
+        return container.finding("no-limit", ("args",), f"{message}; {hint}")
+    right = (granted - DEVICE_OVERHEAD_BYTES) // MIB
+    message = f"{message}; an equal part of the card leaves `{KVARTO_FLAGS[0]} {right}MiB`"
+    return container.finding("no-limit", ("args",), message, set_device_memory(container, None, right * MIB))
+
+
+def _other(container: Container, scheme: Scheme, granted: int | None, options: ClusterOptions) -> Iterator[Finding]:
+    """Servers such as vLLM and SGLang take a share of the whole card, whatever part of it was meant."""
+    flag = find_flag(container, SHARE_FLAGS)
+    title = scheme.facts.title
+    if flag is None or granted is None or options.card is None:
+        message = f"{title} limits no memory: this container may fill the card; see that the program limits itself"
+        yield warning(container.finding("no-limit", ("resources",), message))
+        return
+    hundredths = granted * 100 // options.card.memory_bytes
+    try:
+        is_over = float(flag.value) * 100 > hundredths
+    except ValueError:
+        return
+    if is_over and hundredths > 0:
+        right = f"{hundredths / 100:g}"
+        message = (
+            f"`{flag.name} {flag.value}` is a share of the whole card, of which {title} means {hundredths} % for this "
+            f"container; write `{right}`"
+        )
+        yield container.finding("share-of-card", flag.path, message, flag.edit(container, right))
