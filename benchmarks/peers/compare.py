@@ -1,0 +1,103 @@
+"""Measures servers: the baseline and one peer at a time, column by column, A B A B."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import statistics
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from benchmarks.peers.client import send_all
+from benchmarks.peers.figures import Answer
+from benchmarks.peers.folders import Folders
+from benchmarks.peers.prompts import PromptMaker
+from benchmarks.peers.server_process import Launch, Server, running
+from benchmarks.peers.workload import Column
+
+WARM_UP_TOKENS = (512, 200, 64)
+"""Prompts sent before anything is timed, all at once: kernels are compiled and buffers touched."""
+
+
+@dataclass(slots=True)
+class Row:
+    """What was measured of one server."""
+
+    label: str
+    version: str
+    command: str
+    start_s: float
+    idle_fraction: float
+    peak_rss_bytes: int = 0
+    values: dict[str, list[float]] = field(default_factory=dict)
+    """By column, one figure per repetition."""
+
+    def median(self, column: str) -> float:
+        """Of the repetitions."""
+        return statistics.median(self.values[column])
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON, medians included."""
+        return asdict(self) | {"medians": {name: self.median(name) for name in self.values}}
+
+
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """The baseline and one other, measured in turn; `rows` has one when there is no other."""
+
+    rows: tuple[Row, ...]
+
+    def ratio(self, column: str) -> float:
+        """Baseline ÷ the other."""
+        return self.rows[0].median(column) / self.rows[1].median(column)
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """How to measure."""
+
+    folders: Folders
+    maker: PromptMaker
+    columns: tuple[Column, ...]
+    num_repetitions: int
+    say: Callable[[str], None]
+
+    def meet(self, launches: Sequence[Launch]) -> Meeting:
+        """Start the servers, measure every column in turn, and stop them."""
+        with ExitStack() as stack:
+            servers = [stack.enter_context(running(launch, self._log_path(launch))) for launch in launches]
+            for server in servers:
+                self._warm_up(server)
+            rows = tuple(_row(server) for server in servers)
+            for column in self.columns:
+                self._measure(column, servers, rows)
+            for server, row in zip(servers, rows, strict=True):
+                row.peak_rss_bytes = server.peak_rss_bytes
+        return Meeting(rows)
+
+    def _measure(self, column: Column, servers: Sequence[Server], rows: Sequence[Row]) -> None:
+        for _ in range(self.num_repetitions):
+            salt = secrets.token_hex(8)  # the same for all of this round, and never seen before
+            for server, row in zip(servers, rows, strict=True):
+                answers = self._send(server, column, salt)
+                row.values.setdefault(column.name, []).append(column.figure(answers))
+                self.say(f"{row.label:40} {column.name:8} {row.values[column.name][-1]:10.1f} tok/s")
+
+    def _send(self, server: Server, column: Column, salt: str) -> list[Answer]:
+        prompts = column.prompts(self.maker, salt)
+        return asyncio.run(send_all(server.launch.url, server.launch.model, prompts, column.concurrency))
+
+    def _warm_up(self, server: Server) -> None:
+        salt = secrets.token_hex(8)
+        prompts = [self.maker.one(f"{salt}/{length}", length, 8) for length in WARM_UP_TOKENS]
+        asyncio.run(send_all(server.launch.url, server.launch.model, prompts, len(prompts)))
+
+    def _log_path(self, launch: Launch) -> Any:
+        return self.folders.root / "logs" / f"{launch.port}.log"
+
+
+def _row(server: Server) -> Row:
+    launch = server.launch
+    return Row(launch.label, launch.version, " ".join(launch.command), server.start_s, server.idle_fraction())

@@ -1,0 +1,30 @@
+"""`transformers` in our own environment: `generate` behind the shim, batches of what waits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from benchmarks.peers.engines.base import package_versions
+from benchmarks.peers.environment import pip_install
+from benchmarks.peers.folders import CHECKOUT, OUR_PYTHON, Folders
+from benchmarks.peers.server_process import Launch
+
+
+class Transformers:
+    """Reads the dequantised folder."""
+
+    name = "transformers"
+    formats = ("bf16", "f32")
+
+    def install(self, folders: Folders) -> None:
+        """Part of the development environment."""
+        pip_install(OUR_PYTHON, ["transformers>=5", "torch", "accelerate"])
+
+    def launch(self, folders: Folders, weights: str, port: int, flags: Sequence[str]) -> Launch:
+        """Attention by PyTorch's fused kernel."""
+        folder = str(folders.folder(weights))
+        engine = (str(OUR_PYTHON), "-m", "benchmarks.peers.shim.transformers_engine", folder, *flags)
+        command = (str(OUR_PYTHON), "-m", "benchmarks.peers.shim", str(port), folder, *engine)
+        version = package_versions(OUR_PYTHON, "transformers", "torch")
+        environment = {"PYTHONPATH": str(CHECKOUT)}
+        return Launch(" ".join((f"transformers:{weights}", *flags)), command, environment, "demo", port, version)

