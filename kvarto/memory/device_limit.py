@@ -2,12 +2,13 @@
 
 Whoever sized the pod has already divided the card, so the limit is this process's budget and not a share of it:
 
-    HAMi, Volcano, KAI with HAMi-core, our limiter   CUDA_DEVICE_MEMORY_LIMIT_0=16384m
-    Alibaba gpushare                                 ALIYUN_COM_GPU_MEM_CONTAINER=16, ALIYUN_COM_GPU_MEM_DEV=79
-    Tencent gpu-manager                              /etc/vcuda/vcuda.config
-    MPS                                              CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=16384M
-    KAI                                              GPU_PORTION=0.25
-    MIG                                              NVIDIA_VISIBLE_DEVICES=MIG-…; the driver reports the slice
+    HAMi, Volcano, KAI with HAMi-core   CUDA_DEVICE_MEMORY_LIMIT_0=16384m
+    Alibaba gpushare                    ALIYUN_COM_GPU_MEM_CONTAINER=16, ALIYUN_COM_GPU_MEM_DEV=79
+    Tencent gpu-manager                 /etc/vcuda/vcuda.config
+    MPS                                 CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=16384M
+    KAI                                 GPU_PORTION=0.25
+    MIG                                 NVIDIA_VISIBLE_DEVICES=MIG-…; the driver reports the slice
+    our limiter                         /etc/kvarto/gpu-memory-limit, else KVARTO_GPU_MEMORY_LIMIT=16GiB
 
 Where several are set the tightest binds. A value that can't be read is refused: guessing would cost a neighbour.
 """
@@ -20,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvarto.core.errors import UsageError
-from kvarto.core.units import GIB, KIB, MIB
+from kvarto.core.units import GIB, KIB, MIB, parse_bytes
 
 DEVICE_OVERHEAD_BYTES = 768 * MIB
 """What a process takes of a GPU beside its arena: the driver's context, code, and libraries' workspaces. An allowance,
@@ -32,6 +33,9 @@ ALIYUN_LIMIT = "ALIYUN_COM_GPU_MEM_CONTAINER"
 ALIYUN_CARD = "ALIYUN_COM_GPU_MEM_DEV"
 ALIYUN_UNIT = "ALIYUN_COM_GPU_MEM_UNIT"
 KAI_SHARE = "GPU_PORTION"
+LIMITER_LIMIT = "KVARTO_GPU_MEMORY_LIMIT"
+LIMITER_FILE = "etc/kvarto/gpu-memory-limit"
+"""Before the variable, as for the limiter itself: a node's agent mounts it, and no shell can change it."""
 VCUDA_CONFIG = "etc/vcuda/vcuda.config"
 VCUDA_MEMORY_OFFSET = 48 + 4 + 4044 + 4096 + 16
 """Bytes of gpu-manager's record before its `uint64_t gpu_memory`: pod, limit flag, padding, container, bus id."""
@@ -65,6 +69,7 @@ def read_device_limit(
         *_kai(environ, total_bytes),
         *_mig(environ, total_bytes),
         *_vcuda(root / VCUDA_CONFIG),
+        *_limiter(environ, index, root / LIMITER_FILE),
     ]
     return min(limits, key=lambda limit: limit.limit_bytes, default=None)
 
@@ -138,14 +143,39 @@ def _vcuda(path: Path) -> Iterator[DeviceLimit]:
         yield DeviceLimit(limit_bytes, f"`{path}`")
 
 
+def _limiter(environ: Mapping[str, str], index: int, path: Path) -> Iterator[DeviceLimit]:
+    """`8GiB` for every device, or `GPU-…=8GiB,2GiB`: by UUID, and one for all others."""
+    value, source = environ.get(LIMITER_LIMIT, ""), LIMITER_LIMIT
+    if path.exists():
+        value, source = path.read_text(), str(path)
+    limits: dict[str, int] = {}
+    for item in re.split(r"[,\s]+", value.strip()):
+        device, equals, size = item.rpartition("=")
+        try:
+            if equals and not device.startswith(("GPU-", "MIG-")):  # an index means another device to each process
+                raise ValueError(f"`{device}` is not a UUID")
+            if item:
+                limits[device] = parse_bytes(size)
+        except ValueError as error:
+            raise _unreadable(source, value.strip(), "a size such as `8GiB`, or `GPU-…=8GiB`") from error
+    present = _names(environ, _VISIBLE[1])
+    mine = limits.get(present[index] if index < len(present) else "", limits.get(""))
+    if limits and (mine is not None or index >= len(present)):
+        yield DeviceLimit(min(limits.values()) if mine is None else mine, f"`{source}={value.strip()}`")
+
+
 def _container_index(environ: Mapping[str, str], device_index: int) -> int:
     """Limits count the container's devices; `CUDA_VISIBLE_DEVICES` may have renumbered them for this process."""
-    chosen = [part.strip() for part in environ.get(_VISIBLE[0], "").split(",") if part.strip()]
+    chosen = _names(environ, _VISIBLE[0])
     if device_index >= len(chosen):
         return device_index
     name = chosen[device_index]
-    present = [part.strip() for part in environ.get(_VISIBLE[1], "").split(",")]
+    present = _names(environ, _VISIBLE[1])
     return int(name) if name.isdecimal() else present.index(name) if name in present else device_index
+
+
+def _names(environ: Mapping[str, str], variable: str) -> list[str]:
+    return [part.strip() for part in environ.get(variable, "").split(",") if part.strip()]
 
 
 def _with_suffix(name: str, value: str, size: str) -> int:

@@ -42,6 +42,11 @@ def limit_of(environ: dict[str, str], *, index: int = 0, root: Path = Path("/now
         ({"NVIDIA_VISIBLE_DEVICES": "MIG-5f1c"}, CARD_BYTES),
         ({"CUDA_VISIBLE_DEVICES": "MIG-5f1c", "NVIDIA_VISIBLE_DEVICES": "GPU-1"}, CARD_BYTES),
         ({"NVIDIA_VISIBLE_DEVICES": "GPU-1"}, None),
+        ({"KVARTO_GPU_MEMORY_LIMIT": "8GiB"}, 8 * GIB),
+        ({"KVARTO_GPU_MEMORY_LIMIT": "GPU-1=8GiB, 2GiB", "NVIDIA_VISIBLE_DEVICES": "GPU-1,GPU-2"}, 8 * GIB),
+        ({"KVARTO_GPU_MEMORY_LIMIT": "GPU-2=8GiB, 2GiB", "NVIDIA_VISIBLE_DEVICES": "GPU-1,GPU-2"}, 2 * GIB),
+        ({"KVARTO_GPU_MEMORY_LIMIT": "GPU-2=8GiB", "NVIDIA_VISIBLE_DEVICES": "GPU-1,GPU-2"}, None),
+        ({"KVARTO_GPU_MEMORY_LIMIT": "GPU-1=8GiB,GPU-2=4GiB"}, 4 * GIB),
         ({"GPU_PORTION": "0.5", "CUDA_DEVICE_MEMORY_LIMIT": "10g"}, 10 * GIB),
     ],
 )
@@ -73,6 +78,8 @@ def test_limits_follow_the_device_when_the_process_renumbers_them(visible: str, 
         ("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", "0=4Gi"),
         ("ALIYUN_COM_GPU_MEM_CONTAINER", "1.5"),
         ("GPU_PORTION", "half"),
+        ("KVARTO_GPU_MEMORY_LIMIT", "0=8GB=1"),
+        ("KVARTO_GPU_MEMORY_LIMIT", "8 gigs"),
     ],
 )
 def test_a_value_that_cannot_be_read_is_refused_by_name(name: str, value: str) -> None:
@@ -88,6 +95,13 @@ def test_the_record_of_gpu_manager_is_read(tmp_path: Path) -> None:
     path.write_bytes(bytes(VCUDA_MEMORY_OFFSET + 7))
     with pytest.raises(UsageError, match="too short"):
         limit_of({}, root=tmp_path)
+
+
+def test_a_file_of_the_node_comes_before_the_environment(tmp_path: Path) -> None:
+    path = tmp_path / "etc/kvarto/gpu-memory-limit"
+    path.parent.mkdir(parents=True)
+    path.write_text("6GiB\n")
+    assert limit_of({"KVARTO_GPU_MEMORY_LIMIT": "8GiB"}, root=tmp_path) == 6 * GIB
 
 
 def test_the_limit_is_the_budget_in_every_start(tmp_path: Path) -> None:
