@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from itertools import accumulate
 
 from kvarto.core.dtype import DType
+from kvarto.core.weight_format import WeightFormat, packed_bytes
 
 
 class Rows(Enum):
@@ -67,13 +69,31 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
+class WeightPart:
+    """A band of rows of a matrix in one format, packed in panels of 16 rows; one per source, in their order."""
+
+    format: WeightFormat
+    group_size: int
+    """Columns that share a scale, of int4; 0 elsewhere."""
+    num_rows: int
+    """Without padding."""
+
+    def size_bytes(self, num_columns: int) -> int:
+        """Bytes in the weights region; the next part begins there."""
+        return packed_bytes(self.format, self.num_rows, num_columns, self.group_size)
+
+
+@dataclass(frozen=True, slots=True)
 class Weight:
-    """A constant: row-major, made of its sources' rows one below the other."""
+    """A constant, made of its sources' rows one below the other: row-major, or packed in parts."""
 
     name: str
     shape: tuple[int, ...]
     dtype: DType
+    """Of its elements where it is row-major; parts have their own formats."""
     sources: tuple[Source, ...]
+    parts: tuple[WeightPart, ...] = ()
+    """Empty where it is row-major."""
 
     @property
     def num_elements(self) -> int:
@@ -85,8 +105,15 @@ class Weight:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes, without alignment."""
+        """Bytes; of row-major ones without alignment, of parts with all padding."""
+        if self.parts:
+            return sum(part.size_bytes(self.shape[-1]) for part in self.parts)
         return self.num_elements * self.dtype.itemsize
+
+    def part_offsets(self) -> tuple[int, ...]:
+        """Where each part begins, in bytes from the weight's own start."""
+        ends = accumulate((part.size_bytes(self.shape[-1]) for part in self.parts), initial=0)
+        return tuple(ends)[:-1]
 
 
 @dataclass(frozen=True, slots=True)

@@ -106,7 +106,7 @@ class Embed(Op):
         return _names(self.table, self.position_table)
 
     def cost(self, program: Program, shape: StepShape) -> Cost:
-        row_bytes = sum(program.weights[w].shape[-1] * program.weights[w].dtype.itemsize for w in self.weights)
+        row_bytes = sum(program.weights[w].size_bytes // program.weights[w].shape[0] for w in self.weights)
         flops = shape.num_tokens * program.buffers[self.out].width
         return _moved(program, shape, self, flops, weight_bytes=row_bytes * shape.num_tokens)
 

@@ -156,7 +156,7 @@ def _open(config: EngineConfig, channel: Channel, clock: Clock, phases: Phases, 
         backend.open(program, layout)
     try:
         with phases.phase("load weights"):
-            load_weights(program, model.files, backend.store_weight)
+            load_weights(program, model.files, backend)
             trim_heap()
         with phases.phase("warm up"):
             flops_per_s = measure_flops_per_s(backend, program, layout, clock)
@@ -202,6 +202,7 @@ def _wire(
         layout.limits,
         max_num_queued=config.max_num_queued,
         has_copies=lambda: transfers.num_unreported > 0,
+        num_lookup_tokens=config.prompt_lookup_num_tokens,
     )
     batch = BatchBuilder(layout.limits, groups=program.layer_groups, page_size=layout.kv_format.page_size)
     limits = ModelLimits(program.vocab_size, layout.limits.max_context)

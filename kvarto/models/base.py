@@ -14,10 +14,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kvarto.core.weight_format import LANES, WeightFormat
+
 Float32 = NDArray[np.float32]
+RawRows = NDArray[np.uint8]
+"""`[rows, bytes of a row]`, as the file keeps them."""
 
 BLOCK_BYTES = 2 << 20
 """Bytes of float32 that readers and loader hold at a time: small enough to stay in cache, large enough for the disk."""
+
+
+_ROW_FORMATS = frozenset(WeightFormat)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +34,9 @@ class TensorInfo:
     name: str
     shape: tuple[int, ...]
     file_dtype: str
-    """How the file keeps it: `BF16`, `Q4_K`, …"""
+    """How the file keeps it: `BF16`, `Q4_K`, …; `INT4` for codes of 4 bits with scales and zero points."""
+    group_size: int = 0
+    """Columns that share a scale, of `INT4`; 0 elsewhere."""
 
     @property
     def num_rows(self) -> int:
@@ -41,6 +50,12 @@ class TensorInfo:
     def num_columns(self) -> int:
         """The last extent; 1 for a scalar."""
         return self.shape[-1] if self.shape else 1
+
+    @property
+    def row_format(self) -> WeightFormat | None:
+        """The format whose rows are the file's, bit for bit; None where there is none."""
+        name = self.file_dtype.lower()
+        return WeightFormat(name) if name in _ROW_FORMATS else None
 
 
 class WeightFiles(ABC):
@@ -63,6 +78,16 @@ class WeightFiles(ABC):
             columns[first:last] = self.read_rows(name, first, last)[:, start:stop]
         return columns
 
+    def has_raw_rows(self, name: str, *, is_transposed: bool) -> bool:
+        """Whether `read_raw_rows` gives rows of this tensor, or of its transpose."""
+        return False
+
+    def read_raw_rows(self, name: str, start: int, stop: int) -> RawRows:
+        """Rows `[start, stop)` of the tensor, or of its transpose where `has_raw_rows` says so, as `row_format` has
+        them. The array may not be writable. Raises BadFile.
+        """
+        raise NotImplementedError(name)
+
     @abstractmethod
     def close(self) -> None:
         """Close the files. Reading afterwards is an error."""
@@ -72,3 +97,13 @@ def row_blocks(start: int, stop: int, num_columns: int) -> list[tuple[int, int]]
     """Cut rows `[start, stop)` into bands of at most `BLOCK_BYTES` as float32, and of at least one row."""
     step = max(1, BLOCK_BYTES // (4 * max(1, num_columns)))
     return [(first, min(first + step, stop)) for first in range(start, stop, step)]
+
+
+def panel_blocks(num_rows: int, bytes_of_row: int) -> list[tuple[int, int]]:
+    """Cut `num_rows` into bands of about `BLOCK_BYTES` that begin at multiples of 16, and of 128 where they can.
+
+    128 rows are a head, or two: readers that undo a permutation inside heads then read each head once.
+    """
+    step = BLOCK_BYTES // max(1, bytes_of_row)
+    step = step // 128 * 128 or max(LANES, step // LANES * LANES)
+    return [(first, min(first + step, num_rows)) for first in range(0, num_rows, step)]

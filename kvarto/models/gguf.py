@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import gguf
 import numpy as np
+from numpy.typing import NDArray
 
 from kvarto.core.errors import BadFile
-from kvarto.models.base import Float32, TensorInfo, WeightFiles, row_blocks
+from kvarto.models.base import Float32, RawRows, TensorInfo, WeightFiles, row_blocks
 from kvarto.models.gguf_config import config_of
 from kvarto.models.gguf_container import GGUFContainer, GGUFTensor, read_container
 from kvarto.models.gguf_names import NOT_WEIGHTS, Placement, place_tensors
@@ -17,6 +19,9 @@ from kvarto.models.gguf_rope import RopeFactors
 from kvarto.models.raw_file import RawFile
 
 MAX_ROPE_PAIRS = 1 << 16
+
+_Item = TypeVar("_Item", bound=np.generic)
+_Read = Callable[[GGUFTensor, int, int], NDArray[_Item]]
 
 
 class GGUFFiles(WeightFiles):
@@ -48,7 +53,7 @@ class GGUFFiles(WeightFiles):
         elif len(info.shape) == 1:
             rows = _unpermute(self._dequantise(placement.tensor, 0, 1).T, placement.num_permuted_heads).T
         else:
-            rows = self._read_unpermuted(placement, start, stop)
+            rows = self._read_unpermuted(placement, start, stop, self._dequantise)
         return rows - np.float32(1.0) if placement.is_plus_one else rows
 
     def read_columns(self, name: str, start: int, stop: int) -> Float32:
@@ -58,11 +63,24 @@ class GGUFFiles(WeightFiles):
             return self._dequantise(placement.tensor, start, stop).T
         return super().read_columns(name, start, stop)
 
-    def _read_unpermuted(self, placement: Placement, start: int, stop: int) -> Float32:
+    def has_raw_rows(self, name: str, *, is_transposed: bool) -> bool:
+        """See WeightFiles. Each tensor lies in one way."""
+        placement = self._placements[name]
+        return placement.is_transposed == is_transposed and not placement.is_plus_one and len(placement.shape) > 1
+
+    def read_raw_rows(self, name: str, start: int, stop: int) -> RawRows:
+        """See WeightFiles. Heads come apart by whole rows, whose blocks stay as they are."""
+        placement = self._placements[name]
+        if placement.num_permuted_heads == 0:
+            first_row = placement.first_row
+            return self._read_raw(placement.tensor, first_row + start, first_row + stop)
+        return self._read_unpermuted(placement, start, stop, self._read_raw)
+
+    def _read_unpermuted(self, placement: Placement, start: int, stop: int, read: _Read[_Item]) -> NDArray[_Item]:
         # Whole heads are read, as every row of a head may be needed for one half of it.
         head_dim = placement.shape[0] // placement.num_permuted_heads
         first, last = start // head_dim, -(-stop // head_dim)
-        raw = self._dequantise(placement.tensor, first * head_dim, last * head_dim)
+        raw = read(placement.tensor, first * head_dim, last * head_dim)
         return _unpermute(raw, last - first)[start - first * head_dim : stop - first * head_dim]
 
     def _read_transposed_rows(self, placement: Placement, start: int, stop: int) -> Float32:
@@ -76,11 +94,15 @@ class GGUFFiles(WeightFiles):
         columns = tensor.shape[-1]
         rows = np.empty((stop - start, columns), np.float32)
         for first, last in row_blocks(start, stop, columns):
-            offset, size_bytes = tensor.offset + first * tensor.row_bytes, (last - first) * tensor.row_bytes
-            raw = np.frombuffer(self._file.read(offset, size_bytes), np.uint8).reshape(last - first, tensor.row_bytes)
-            self._file.forget(offset, size_bytes)
+            raw = self._read_raw(tensor, first, last)
             rows[first - start : last - start] = gguf.dequantize(raw, tensor.quant)
         return rows
+
+    def _read_raw(self, tensor: GGUFTensor, start: int, stop: int) -> RawRows:
+        offset, size_bytes = tensor.offset + start * tensor.row_bytes, (stop - start) * tensor.row_bytes
+        raw = np.frombuffer(self._file.read(offset, size_bytes), np.uint8).reshape(stop - start, tensor.row_bytes)
+        self._file.forget(offset, size_bytes)
+        return raw
 
     def _rope_factors(self, container: GGUFContainer) -> RopeFactors:
         freqs, long, short = (self._read_vector(container.tensors.get(name)) for name in NOT_WEIGHTS)
@@ -98,7 +120,7 @@ class GGUFFiles(WeightFiles):
         self._file.close()
 
 
-def _unpermute(rows: Float32, num_heads: int) -> Float32:
+def _unpermute(rows: NDArray[_Item], num_heads: int) -> NDArray[_Item]:
     """`[heads * pairs * 2, columns]`, pairs interleaved, to halves apart: `[heads * 2 * pairs, columns]`."""
     columns = rows.shape[1]
     return rows.reshape(num_heads, -1, 2, columns).swapaxes(1, 2).reshape(-1, columns)

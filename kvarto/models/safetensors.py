@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from kvarto.core.errors import BadFile, UnsupportedModel
-from kvarto.models.base import Float32, TensorInfo, WeightFiles
+from kvarto.models.base import Float32, RawRows, TensorInfo, WeightFiles
 from kvarto.models.json_file import parse_json, read_json
 from kvarto.models.raw_file import RawFile
 
@@ -77,17 +77,25 @@ class SafetensorsFiles(WeightFiles):
 
     def read_rows(self, name: str, start: int, stop: int) -> Float32:
         """See WeightFiles."""
+        raw = self.read_raw_rows(name, start, stop)
+        return _to_float32(raw.reshape(-1), self.tensors[name].file_dtype).reshape(len(raw), -1)
+
+    def has_raw_rows(self, name: str, *, is_transposed: bool) -> bool:
+        """See WeightFiles."""
+        return not is_transposed
+
+    def read_raw_rows(self, name: str, start: int, stop: int) -> RawRows:
+        """See WeightFiles."""
         entry = self._entries[name]
         if entry.info.file_dtype not in _READABLE:
             raise UnsupportedModel(
                 f"tensor `{name}` in `{entry.file.path}` is {entry.info.file_dtype}; read are {', '.join(_READABLE)}"
             )
-        columns = entry.info.num_columns
-        row_bytes = columns * _ITEM_BYTES[entry.info.file_dtype]
+        row_bytes = entry.info.num_columns * _ITEM_BYTES[entry.info.file_dtype]
         offset, size_bytes = entry.offset + start * row_bytes, (stop - start) * row_bytes
         raw = entry.file.read(offset, size_bytes)
         entry.file.forget(offset, size_bytes)
-        return _to_float32(raw, entry.info.file_dtype).reshape(stop - start, columns)
+        return np.frombuffer(raw, np.uint8).reshape(stop - start, row_bytes)
 
     def close(self) -> None:
         """See WeightFiles."""
@@ -95,12 +103,12 @@ class SafetensorsFiles(WeightFiles):
             file.close()
 
 
-def _to_float32(raw: bytes, dtype: str) -> Float32:
+def _to_float32(raw: RawRows, dtype: str) -> Float32:
     if dtype == "F32":
-        return np.frombuffer(raw, "<f4").astype(np.float32)
+        return raw.view("<f4").astype(np.float32)
     if dtype == "F16":
-        return np.frombuffer(raw, "<f2").astype(np.float32)
-    bits = np.frombuffer(raw, "<u2").astype(np.uint32)
+        return raw.view("<f2").astype(np.float32)
+    bits = raw.view("<u2").astype(np.uint32)
     bits <<= 16
     return bits.view(np.float32)
 

@@ -14,6 +14,7 @@ from kvarto.core.layout import Layout
 from kvarto.core.ops import Op
 from kvarto.core.program import Program
 from kvarto.core.step import Step, StepResult
+from kvarto.core.weight_format import WeightFormat
 
 
 class Backend(Protocol):
@@ -32,6 +33,13 @@ class Backend(Protocol):
         """What `--kv-cache-dtype auto` means here."""
         ...
 
+    def weight_format(self, file_format: str) -> WeightFormat | None:
+        """What it keeps in a matrix for a file's type (`BF16`, `Q4_K`, …); None: matrices are row-major here.
+
+        Raises UnsupportedModel for a type that it cannot take.
+        """
+        ...
+
     def scratch_bytes(self, op: Op, program: Program, limits: StepLimits, kv_format: KVFormat) -> int:
         """Bytes that the op needs beside its buffers at the largest step; planned like a buffer of one op's life."""
         ...
@@ -41,7 +49,14 @@ class Backend(Protocol):
         ...
 
     def store_weight(self, name: str, offset_bytes: int, data: NDArray[np.uint8]) -> None:
-        """Write raw bytes, already in the weight's dtype, at an offset inside the weight."""
+        """Write raw bytes of a row-major weight, already in its dtype, at an offset inside it."""
+        ...
+
+    def store_rows(self, name: str, part_index: int, first_row: int, raw: NDArray[np.uint8]) -> None:
+        """Pack rows `[rows, bytes of a row]` of a matrix's part, as files keep its format, from `first_row` on.
+
+        `first_row` is a multiple of 16, and so is the number of rows, but for the part's last ones.
+        """
         ...
 
     def run(self, step: Step) -> StepResult:

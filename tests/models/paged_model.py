@@ -84,7 +84,7 @@ class PagedModel:
         budget = Budget(1 << 30, "test", kv_bytes=NUM_PAGES * kv_format.page_bytes)
         layout = plan(self.program, budget, self.limits, DType.F32, page_size, scratch_bytes)
         self.backend.open(self.program, layout)
-        load_weights(self.program, files, self.backend.store_weight)
+        load_weights(self.program, files, self.backend)
 
     def close(self) -> None:
         self.backend.close()

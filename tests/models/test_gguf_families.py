@@ -24,6 +24,7 @@ from kvarto.models.decoder import build_program
 from kvarto.models.files import open_weights
 from kvarto.models.loader import check_tensors, load_weights
 from tests.models.gguf_bytes import write_gguf
+from tests.models.memory_store import MemoryStore
 
 Array = np.ndarray[Any, np.dtype[np.float32]]
 
@@ -215,15 +216,10 @@ def test_folder_and_gguf_are_one_model(case: str, tmp_path: Path) -> None:
 
 
 def stored(program: Any, files: Any) -> dict[str, bytes]:
-    found: dict[str, bytearray] = {name: bytearray() for name in program.weights}
-
-    def store(name: str, offset_bytes: int, raw: np.ndarray[Any, np.dtype[np.uint8]]) -> None:
-        assert offset_bytes == len(found[name])
-        found[name] += raw.tobytes()
-
+    store = MemoryStore(program)
     load_weights(program, files, store)
     # Gemma's norms pass through w + 1 in float32 on the way to GGUF and back, which keeps what the model uses: w + 1.
-    return {name: bytes(raw) for name, raw in found.items()}
+    return {name: bytes(raw) for name, raw in store.row_major.items()}
 
 
 @pytest.mark.parametrize("seed", range(20))

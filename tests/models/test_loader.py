@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +14,9 @@ from kvarto.core.errors import BadFile, UnsupportedModel
 from kvarto.core.program import Program
 from kvarto.models import base
 from kvarto.models.base import Float32, TensorInfo, WeightFiles
-from kvarto.models.loader import load_weights, to_bfloat16
+from kvarto.models.convert import to_bfloat16
+from kvarto.models.loader import load_weights
+from tests.models.memory_store import MemoryStore
 
 TORCH = {DType.F32: torch.float32, DType.F16: torch.float16, DType.BF16: torch.bfloat16}
 
@@ -44,17 +45,11 @@ def program_of(*weights: Weight) -> Program:
 
 
 def load(files: WeightFiles, *weights: Weight) -> dict[str, bytes]:
-    found = {weight.name: bytearray() for weight in weights}
-
-    def store(name: str, offset_bytes: int, raw: np.ndarray[Any, np.dtype[np.uint8]]) -> None:
-        assert raw.dtype == np.uint8
-        assert offset_bytes == len(found[name])
-        found[name] += raw.tobytes()
-
-    stored: list[int] = []
-    load_weights(program_of(*weights), files, store, stored.append)
+    program, stored = program_of(*weights), list[int]()
+    store = MemoryStore(program)
+    load_weights(program, files, store, stored.append)
     assert sum(stored) == sum(weight.size_bytes for weight in weights)
-    return {name: bytes(raw) for name, raw in found.items()}
+    return {name: bytes(raw) for name, raw in store.row_major.items()}
 
 
 def bits_of(tensor: torch.Tensor) -> bytes:
@@ -132,10 +127,10 @@ def test_transforms_and_bands(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_does_not_fit_is_refused_before_anything_is_stored(weight: Weight, says: str) -> None:
     files = FakeFiles({"m": normal(4, 3), "ok": normal(2)})
     good = Weight("good", (2,), DType.F32, (Source("ok"),))
-    stored: list[str] = []
+    store = MemoryStore(program_of(good, weight))
     with pytest.raises(BadFile, match=says):
-        load_weights(program_of(good, weight), files, lambda name, offset, raw: stored.append(name))
-    assert stored == []
+        load_weights(store.program, files, store)
+    assert not any(store.row_major.values())
 
 
 def test_tensors_without_use_are_refused() -> None:

@@ -154,9 +154,10 @@ for array in arena.values():
     array.fill(1)  # touched, so that the arena is in memory before we measure
 open("/proc/self/clear_refs", "w").write("5")  # the peak begins anew
 before = memory("VmRSS")
-def store(name, offset, raw):
-    arena[name][offset : offset + len(raw)] = raw
-load_weights(model.program, model.files, store)
+class Store:
+    def store_weight(self, name, offset, raw):
+        arena[name][offset : offset + len(raw)] = raw
+load_weights(model.program, model.files, Store())
 print(memory("VmHWM") - before)
 """
 

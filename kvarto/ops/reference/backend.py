@@ -16,6 +16,7 @@ from kvarto.core.layout import Layout
 from kvarto.core.ops import Op, Sample
 from kvarto.core.program import Program
 from kvarto.core.step import Step, StepResult
+from kvarto.core.weight_format import WeightFormat
 from kvarto.memory.arena import Arena
 from kvarto.ops.reference.batch import Batch
 from kvarto.ops.reference.device_memory import DeviceMemory
@@ -66,8 +67,16 @@ class ReferenceBackend:
         """f32: nothing is lost by paging."""
         return DType.F32
 
+    def weight_format(self, file_format: str) -> WeightFormat | None:
+        """None: matrices are dense here, whatever the file has."""
+        return None
+
     def scratch_bytes(self, op: Op, program: Program, limits: StepLimits, kv_format: KVFormat) -> int:
-        """See `ops.base.Backend`."""
+        """See `ops.base.Backend`. Raises UsageError for KV in int8."""
+        if kv_format.dtype not in TORCH_DTYPES:
+            raise UsageError(
+                f"`--kv-cache-dtype {kv_format.dtype}` needs the native backend; the reference keeps f32, f16 or bf16"
+            )
         return total_bytes(KERNELS[type(op)].scratch(op, Sizes(program, limits, kv_format)))
 
     def open(self, program: Program, layout: Layout) -> None:
@@ -91,6 +100,10 @@ class ReferenceBackend:
         """See `ops.base.Backend`."""
         memory, layout = self._opened()
         memory.write(layout.weight_offsets[name] + offset_bytes, data)
+
+    def store_rows(self, name: str, part_index: int, first_row: int, raw: NDArray[np.uint8]) -> None:
+        """Never called: `weight_format` keeps no parts."""
+        raise AssertionError(f"`{name}` is row-major on the reference backend")
 
     def run(self, step: Step) -> StepResult:
         """See `ops.base.Backend`."""
