@@ -1,6 +1,9 @@
 // The table of this instruction set's kernels.
 #include "core/kernels.h"
 
+#include "ops/row_ops.h"
+#include "ops/write_kv.h"
+
 #define KVARTO_STRING(name) KVARTO_NAME(name)
 #define KVARTO_NAME(name) #name
 
@@ -9,14 +12,14 @@ namespace kvarto::KVARTO_ISA {
 const Kernels& kernels() {
     static const Kernels table{
         .name = KVARTO_STRING(KVARTO_ISA),
-        .embed = nullptr,
-        .norm = nullptr,
-        .head_norm = nullptr,
-        .rope = nullptr,
-        .write_kv = nullptr,
-        .gated_activation = nullptr,
-        .activate = nullptr,
-        .gather = nullptr,
+        .embed = embed,
+        .norm = norm,
+        .head_norm = head_norm,
+        .rope = rope,
+        .write_kv = write_kv,
+        .gated_activation = gated_activation,
+        .activate = activate,
+        .gather = gather,
         .linear = nullptr,
         .attention = nullptr,
         .route = nullptr,

@@ -1,0 +1,164 @@
+#include "bindings/bound_program.h"
+
+#include <stdexcept>
+#include <utility>
+
+#include "bindings/step_arrays.h"
+#include "core/isa.h"
+
+namespace nb = nanobind;
+
+namespace kvarto {
+
+namespace {
+
+constexpr int64_t kFloat = sizeof(float);
+
+// The member of an enumeration at a place that Python gave.
+template <class Enum> Enum member(int32_t place, Enum last) {
+    if (place < 0 || place > static_cast<int32_t>(last))
+        throw std::invalid_argument("no member " + std::to_string(place) + " of an enumeration");
+    return static_cast<Enum>(place);
+}
+
+Products products(bool is_int8) { return is_int8 ? Products::kInt8 : Products::kF32; }
+
+}  // namespace
+
+BoundProgram::BoundProgram(const std::string& isa, int32_t num_threads, uintptr_t arena, int64_t arena_bytes,
+                           StepBounds bounds)
+    : arena_(reinterpret_cast<std::byte*>(arena)),
+      arena_bytes_(arena_bytes),
+      bounds_(bounds),
+      executor_(kernels_of(isa), num_threads) {}
+
+std::byte* BoundProgram::at(int64_t offset, int64_t size_bytes) const {
+    if (offset < 0 || size_bytes < 0 || size_bytes > arena_bytes_ - offset)
+        throw std::invalid_argument(std::to_string(size_bytes) + " bytes at " + std::to_string(offset) +
+                                    " are not inside an arena of " + std::to_string(arena_bytes_));
+    return arena_ + offset;
+}
+
+const float* BoundProgram::floats(int64_t offset, int64_t count) const {
+    return reinterpret_cast<const float*>(at(offset, count * kFloat));
+}
+
+const float* BoundProgram::floats(std::optional<int64_t> offset, int64_t count) const {
+    return offset ? floats(*offset, count) : nullptr;
+}
+
+Rows BoundProgram::rows(const RowsAt& rows) const {
+    const RowForm form = rows.is_int8 ? RowForm::kInt8 : RowForm::kF32;
+    if (rows.is_int8 && (rows.width % kGroup != 0 || quantised_row_bytes(rows.width) > rows.row_bytes))
+        throw std::invalid_argument("a row of " + std::to_string(rows.width) + " elements cannot be quantised in place");
+    return {at(rows.offset, rows.row_bytes * rows.num_rows), rows.row_bytes, rows.width, form, rows.per_sample};
+}
+
+Rows BoundProgram::rows(const std::optional<RowsAt>& rows) const { return rows ? this->rows(*rows) : Rows{}; }
+
+Weight BoundProgram::weight(const WeightAt& weight) const {
+    Weight made{.parts = {}, .num_rows = weight.num_rows, .num_columns = weight.num_columns};
+    for (const PartAt& part : weight.parts) {
+        const Format format = member(part.format, Format::kInt4);
+        const int64_t size = part_bytes(format, part.group_size, part.num_rows, weight.num_columns);
+        made.parts.push_back({format, part.group_size, part.num_rows, at(part.offset, size)});
+    }
+    return made;
+}
+
+std::vector<Weight> BoundProgram::weights(const std::vector<WeightAt>& weights) const {
+    std::vector<Weight> made;
+    for (const WeightAt& weight : weights) made.push_back(this->weight(weight));
+    return made;
+}
+
+KVPages BoundProgram::pages(const PagesAt& pages) const {
+    std::byte* data = at(pages.offset, pages.page_bytes * bounds_.num_pages);
+    return {data, pages.page_bytes, pages.layer_bytes, pages.page_size, member(pages.type, KVType::kInt8)};
+}
+
+LinearOp BoundProgram::linear(const RowsAt& x, const RowsAt& out, const WeightAt& weight, std::optional<int64_t> bias,
+                              bool is_int8, BytesAt scratch) const {
+    return {rows(x),           rows(out),   this->weight(weight), floats(bias, weight.num_rows),
+            products(is_int8), at(scratch), scratch.size_bytes};
+}
+
+void BoundProgram::add_embed(RowsAt out, const WeightAt& table, float scale, std::optional<int64_t> position_table) {
+    const float* positions = floats(position_table, int64_t{bounds_.max_positions} * out.width);
+    executor_.add(EmbedOp{rows(out), weight(table), scale, positions});
+}
+
+void BoundProgram::add_norm(RowsAt x, RowsAt out, std::optional<RowsAt> residual, int64_t weight,
+                            std::optional<int64_t> bias, int32_t kind, float eps) {
+    const NormKind known = member(kind, NormKind::kLayer);
+    executor_.add(NormOp{rows(x), rows(out), rows(residual), floats(weight, x.width), floats(bias, x.width), known, eps});
+}
+
+void BoundProgram::add_head_norm(RowsAt qkv, int64_t q_weight, int64_t k_weight, HeadShape heads, float eps) {
+    const float *q = floats(q_weight, heads.head_dim), *k = floats(k_weight, heads.head_dim);
+    executor_.add(HeadNormOp{rows(qkv), q, k, heads, eps});
+}
+
+void BoundProgram::add_rope(RowsAt qkv, HeadShape heads, std::vector<float> inv_freq, float attention_factor) {
+    executor_.add(RopeOp{rows(qkv), heads, std::move(inv_freq), attention_factor});
+}
+
+void BoundProgram::add_write_kv(RowsAt qkv, HeadShape heads, int32_t group, int32_t layer_slot, const PagesAt& pages) {
+    executor_.add(WriteKVOp{rows(qkv), heads, group, layer_slot, this->pages(pages)});
+}
+
+void BoundProgram::add_attention(RowsAt qkv, RowsAt out, HeadShape heads, int32_t group, int32_t layer_slot,
+                                 float scale, int32_t window, float softcap, bool is_exact, const PagesAt& pages,
+                                 BytesAt scratch) {
+    executor_.add(AttentionOp{rows(qkv), rows(out), heads, group, layer_slot, scale, window, softcap, is_exact,
+                              this->pages(pages), at(scratch), scratch.size_bytes});
+}
+
+void BoundProgram::add_gated_activation(RowsAt x, RowsAt out, int32_t activation) {
+    executor_.add(GatedActivationOp{rows(x), rows(out), member(activation, Activation::kGelu)});
+}
+
+void BoundProgram::add_activate(RowsAt x, RowsAt out, int32_t activation) {
+    executor_.add(ActivateOp{rows(x), rows(out), member(activation, Activation::kGelu)});
+}
+
+void BoundProgram::add_gather(RowsAt x, RowsAt out, std::optional<RowsAt> residual) {
+    executor_.add(GatherOp{rows(x), rows(out), rows(residual)});
+}
+
+void BoundProgram::add_linear(RowsAt x, RowsAt out, const WeightAt& weight, std::optional<int64_t> bias, bool is_int8,
+                              BytesAt scratch) {
+    executor_.add(linear(x, out, weight, bias, is_int8, scratch));
+}
+
+void BoundProgram::add_route(RowsAt x, RowsAt ids, RowsAt shares, const WeightAt& weight, int32_t top_k, bool normalise,
+                             BytesAt scratch) {
+    executor_.add(RouteOp{rows(x), rows(ids), rows(shares), this->weight(weight), top_k, normalise, at(scratch),
+                          scratch.size_bytes});
+}
+
+void BoundProgram::add_experts(RowsAt x, RowsAt ids, RowsAt shares, RowsAt out, const std::vector<WeightAt>& gate_up,
+                               const std::vector<WeightAt>& down, int32_t activation, int32_t top_k, bool is_int8,
+                               BytesAt scratch) {
+    executor_.add(ExpertsOp{rows(x), rows(ids), rows(shares), rows(out), weights(gate_up), weights(down),
+                            member(activation, Activation::kGelu), top_k, products(is_int8), at(scratch),
+                            scratch.size_bytes});
+}
+
+void BoundProgram::add_logits(RowsAt x, RowsAt out, const WeightAt& weight, std::optional<int64_t> bias, float scale,
+                              float softcap, bool is_int8, BytesAt scratch) {
+    executor_.add(LogitsOp{linear(x, out, weight, bias, is_int8, scratch), scale, softcap});
+}
+
+void BoundProgram::add_sample(RowsAt logits, BytesAt scratch) {
+    executor_.add(SampleOp{rows(logits), at(scratch), scratch.size_bytes});
+}
+
+void BoundProgram::run(nb::handle step, nb::handle result) {
+    const StepArrays arrays(step, result, bounds_.num_groups);
+    const nb::gil_scoped_release released;
+    check_step(arrays.view(), bounds_);
+    executor_.run(arrays.view());
+}
+
+}  // namespace kvarto

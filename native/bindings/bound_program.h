@@ -1,0 +1,102 @@
+// A program under construction: offsets into the arena become addresses, and none may lie outside.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/executor.h"
+#include "core/step_check.h"
+
+namespace kvarto {
+
+// A buffer at an offset of the arena; see core/rows.h.
+struct RowsAt {
+    int64_t offset;
+    int64_t row_bytes;
+    int32_t width;
+    int32_t num_rows;
+    bool is_int8;
+    bool per_sample;
+};
+
+// A band of a matrix; see weights/format.h. `format` is the place in the enumeration.
+struct PartAt {
+    int32_t format;
+    int32_t group_size;
+    int32_t num_rows;
+    int64_t offset;
+};
+
+struct WeightAt {
+    int32_t num_rows;
+    int32_t num_columns;
+    std::vector<PartAt> parts;
+};
+
+struct BytesAt {
+    int64_t offset;
+    int64_t size_bytes;
+};
+
+struct PagesAt {
+    int64_t offset;
+    int64_t page_bytes;
+    int64_t layer_bytes;
+    int32_t page_size;
+    int32_t type;  // place in KVType
+};
+
+class BoundProgram {
+public:
+    BoundProgram(const std::string& isa, int32_t num_threads, uintptr_t arena, int64_t arena_bytes, StepBounds bounds);
+
+    void add_embed(RowsAt out, const WeightAt& table, float scale, std::optional<int64_t> position_table);
+    void add_norm(RowsAt x, RowsAt out, std::optional<RowsAt> residual, int64_t weight, std::optional<int64_t> bias,
+                  int32_t kind, float eps);
+    void add_head_norm(RowsAt qkv, int64_t q_weight, int64_t k_weight, HeadShape heads, float eps);
+    void add_rope(RowsAt qkv, HeadShape heads, std::vector<float> inv_freq, float attention_factor);
+    void add_write_kv(RowsAt qkv, HeadShape heads, int32_t group, int32_t layer_slot, const PagesAt& pages);
+    void add_attention(RowsAt qkv, RowsAt out, HeadShape heads, int32_t group, int32_t layer_slot, float scale,
+                       int32_t window, float softcap, bool is_exact, const PagesAt& pages, BytesAt scratch);
+    void add_gated_activation(RowsAt x, RowsAt out, int32_t activation);
+    void add_activate(RowsAt x, RowsAt out, int32_t activation);
+    void add_gather(RowsAt x, RowsAt out, std::optional<RowsAt> residual);
+    void add_linear(RowsAt x, RowsAt out, const WeightAt& weight, std::optional<int64_t> bias, bool is_int8,
+                    BytesAt scratch);
+    void add_route(RowsAt x, RowsAt ids, RowsAt shares, const WeightAt& weight, int32_t top_k, bool normalise,
+                   BytesAt scratch);
+    void add_experts(RowsAt x, RowsAt ids, RowsAt shares, RowsAt out, const std::vector<WeightAt>& gate_up,
+                     const std::vector<WeightAt>& down, int32_t activation, int32_t top_k, bool is_int8,
+                     BytesAt scratch);
+    void add_logits(RowsAt x, RowsAt out, const WeightAt& weight, std::optional<int64_t> bias, float scale,
+                    float softcap, bool is_int8, BytesAt scratch);
+    void add_sample(RowsAt logits, BytesAt scratch);
+
+    // One pass; other Python threads run meanwhile.
+    void run(nanobind::handle step, nanobind::handle result);
+    int64_t num_phases() const { return executor_.num_phases(); }
+
+private:
+    std::byte* at(int64_t offset, int64_t size_bytes) const;
+    std::byte* at(BytesAt bytes) const { return at(bytes.offset, bytes.size_bytes); }
+    const float* floats(int64_t offset, int64_t count) const;
+    const float* floats(std::optional<int64_t> offset, int64_t count) const;
+    Rows rows(const RowsAt& rows) const;
+    Rows rows(const std::optional<RowsAt>& rows) const;
+    Weight weight(const WeightAt& weight) const;
+    std::vector<Weight> weights(const std::vector<WeightAt>& weights) const;
+    KVPages pages(const PagesAt& pages) const;
+    LinearOp linear(const RowsAt& x, const RowsAt& out, const WeightAt& weight, std::optional<int64_t> bias,
+                    bool is_int8, BytesAt scratch) const;
+
+    std::byte* arena_;
+    int64_t arena_bytes_;
+    StepBounds bounds_;
+    Executor executor_;
+};
+
+}  // namespace kvarto

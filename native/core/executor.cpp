@@ -1,0 +1,98 @@
+#include "core/executor.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace kvarto {
+
+namespace {
+
+// Rows that a worker takes at once: few enough to share evenly, many enough that taking costs nothing beside them.
+constexpr int64_t kMostRows = 16, kItemsPerWorker = 4;
+
+int64_t chunk_rows(int64_t num_rows, int32_t num_workers) {
+    return std::clamp<int64_t>(num_rows / (num_workers * kItemsPerWorker), 1, kMostRows);
+}
+
+// Whose rows an op goes over: the buffer that it writes.
+const Rows& rows_of(const EmbedOp& op) { return op.out; }
+const Rows& rows_of(const NormOp& op) { return op.out; }
+const Rows& rows_of(const HeadNormOp& op) { return op.qkv; }
+const Rows& rows_of(const RopeOp& op) { return op.qkv; }
+const Rows& rows_of(const WriteKVOp& op) { return op.qkv; }
+const Rows& rows_of(const GatedActivationOp& op) { return op.out; }
+const Rows& rows_of(const ActivateOp& op) { return op.out; }
+const Rows& rows_of(const GatherOp& op) { return op.out; }
+
+template <class Op>
+concept RowOp = requires(const Op& op) { rows_of(op); };
+
+auto kernel_of(const Kernels& kernels, const EmbedOp&) { return kernels.embed; }
+auto kernel_of(const Kernels& kernels, const NormOp&) { return kernels.norm; }
+auto kernel_of(const Kernels& kernels, const HeadNormOp&) { return kernels.head_norm; }
+auto kernel_of(const Kernels& kernels, const RopeOp&) { return kernels.rope; }
+auto kernel_of(const Kernels& kernels, const WriteKVOp&) { return kernels.write_kv; }
+auto kernel_of(const Kernels& kernels, const GatedActivationOp&) { return kernels.gated_activation; }
+auto kernel_of(const Kernels& kernels, const ActivateOp&) { return kernels.activate; }
+auto kernel_of(const Kernels& kernels, const GatherOp&) { return kernels.gather; }
+auto kernel_of(const Kernels& kernels, const LinearOp&) { return kernels.linear; }
+auto kernel_of(const Kernels& kernels, const AttentionOp&) { return kernels.attention; }
+auto kernel_of(const Kernels& kernels, const RouteOp&) { return kernels.route; }
+auto kernel_of(const Kernels& kernels, const ExpertsOp&) { return kernels.experts; }
+auto kernel_of(const Kernels& kernels, const LogitsOp&) { return kernels.logits; }
+auto kernel_of(const Kernels& kernels, const SampleOp&) { return kernels.sample; }
+
+}  // namespace
+
+Executor::Space Executor::space_of(const AnyOp& op) {
+    return std::visit(
+        []<class Op>(const Op& known) {
+            if constexpr (RowOp<Op>) return rows_of(known).per_sample ? Space::kSamples : Space::kTokens;
+            else return Space::kTeam;
+        },
+        op);
+}
+
+void Executor::add(AnyOp op) {
+    const Space space = space_of(op);
+    const size_t index = ops_.size();
+    ops_.push_back(std::move(op));
+    if (space != Space::kTeam && !phases_.empty() && phases_.back().space == space)
+        phases_.back().last = index + 1;
+    else
+        phases_.push_back({space, index, index + 1});
+}
+
+void Executor::run(const StepView& step) {
+    team_.run([this, &step](Worker& worker) {
+        for (const Phase& phase : phases_) {
+            if (&phase != phases_.data()) worker.barrier();
+            run_phase(phase, step, worker);
+        }
+    });
+}
+
+void Executor::run_phase(const Phase& phase, const StepView& step, Worker& worker) const {
+    if (phase.space == Space::kTokens) return run_rows(phase, step, worker, step.num_tokens);
+    if (phase.space == Space::kSamples) return run_rows(phase, step, worker, step.num_samples);
+    std::visit(
+        [&]<class Op>(const Op& op) {
+            if constexpr (!RowOp<Op>) kernel_of(kernels_, op)(op, step, worker);
+        },
+        ops_[phase.first]);
+}
+
+void Executor::run_rows(const Phase& phase, const StepView& step, Worker& worker, int64_t num_rows) const {
+    const int64_t chunk = chunk_rows(num_rows, worker.num_workers());
+    for (int64_t first = worker.take() * chunk; first < num_rows; first = worker.take() * chunk) {
+        const int64_t last = std::min(first + chunk, num_rows);
+        for (size_t index = phase.first; index < phase.last; ++index)
+            std::visit(
+                [&]<class Op>(const Op& op) {
+                    if constexpr (RowOp<Op>) kernel_of(kernels_, op)(op, step, first, last);
+                },
+                ops_[index]);
+    }
+}
+
+}  // namespace kvarto

@@ -1,0 +1,48 @@
+// A compiled program: a flat list of ops with every address resolved, walked once per step by a team of threads.
+//
+//   phase   one op for the whole team (it divides its work itself), or a run of row ops over the same rows: workers
+//           take chunks of rows and bring each through all ops of the run, while it is in their caches
+//   step    phase, barrier, phase, barrier, …   no allocation, no lock, no system call but to sleep in a long barrier
+#pragma once
+
+#include <cstdint>
+#include <variant>
+#include <vector>
+
+#include "core/kernels.h"
+#include "core/ops.h"
+#include "core/step.h"
+#include "core/threads.h"
+
+namespace kvarto {
+
+using AnyOp = std::variant<EmbedOp, NormOp, HeadNormOp, RopeOp, WriteKVOp, GatedActivationOp, ActivateOp, GatherOp,
+                           LinearOp, AttentionOp, RouteOp, ExpertsOp, LogitsOp, SampleOp>;
+
+class Executor {
+public:
+    Executor(const Kernels& kernels, int32_t num_threads) : kernels_(kernels), team_(num_threads) {}
+    // Appends an op. Its order is the program's.
+    void add(AnyOp op);
+    // One pass. The arrays of `step` must stay until it returns.
+    void run(const StepView& step);
+    // Phases of a step, each but the last followed by a barrier.
+    int64_t num_phases() const { return static_cast<int64_t>(phases_.size()); }
+
+private:
+    enum class Space : uint8_t { kTeam, kTokens, kSamples };  // who runs a phase, or the rows that it goes over
+    struct Phase {
+        Space space;
+        size_t first, last;  // ops
+    };
+    static Space space_of(const AnyOp& op);
+    void run_phase(const Phase& phase, const StepView& step, Worker& worker) const;
+    void run_rows(const Phase& phase, const StepView& step, Worker& worker, int64_t num_rows) const;
+
+    const Kernels& kernels_;
+    Team team_;
+    std::vector<AnyOp> ops_;
+    std::vector<Phase> phases_;
+};
+
+}  // namespace kvarto
