@@ -133,9 +133,9 @@ class BatchBuilder:
             if chunk.draws:
                 for choice in (chunk.choice, *chunk.forks):
                     self._sampling.seat(choice)
-                    rows.append(last_row)
-                    slots.append(choice.slot)
-                    positions.append(choice.num_tokens)
+                    rows += range(last_row - len(chunk.guess), last_row + 1)
+                    slots += [choice.slot] * (1 + len(chunk.guess))
+                    positions += range(choice.num_tokens, choice.num_tokens + 1 + len(chunk.guess))
         sampling = self._sampling.rows(slots, positions)
         for first, chunk in asking:
             _ask_prompt_rows(sampling, first, chunk)
@@ -145,8 +145,9 @@ class BatchBuilder:
 def _token_ids(chunks: list[Chunk], cu_seqlens: Int32) -> Int32:
     token_ids = np.empty(cu_seqlens[-1], dtype=np.int32)
     for row, chunk in zip(cu_seqlens.tolist(), chunks, strict=False):
-        if chunk.length == 1 and chunk.choice.is_decoding:
+        if chunk.choice.is_decoding:
             token_ids[row] = chunk.choice.output[-1]
+            token_ids[row + 1 : row + chunk.length] = chunk.guess
         else:
             token_ids[row : row + chunk.length] = chunk.choice.tokens(chunk.start, chunk.stop)
     return token_ids

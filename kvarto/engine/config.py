@@ -40,9 +40,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str = "auto"
     """Weights in memory: `auto` (f32 on a CPU), `f32`, `f16` or `bf16`. Products add up in f32."""
     kv_cache_dtype: str = "auto"
-    """KV in pages: `auto` (f32 on the reference backend), `f32`, `f16` or `bf16`."""
+    """KV in pages: `auto` (f32 on the reference backend), `f32`, `f16`, `bf16` or `int8`."""
     enable_prefix_caching: bool = True
     """Share the KV of equal prefixes."""
+    prompt_lookup_num_tokens: int = 0
+    """Tokens to guess per step from what followed the same words before; verified, so the output stays the same."""
     scheduling_policy: str = "fcfs"
     """`fcfs`, or `priority` (a request's `priority`: lower is earlier)."""
     prefault: bool = False

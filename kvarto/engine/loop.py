@@ -300,4 +300,6 @@ class EngineLoop:
             num_steps=self._num_steps,
             num_prompt_tokens=self._num_prompt_tokens,
             num_generation_tokens=self._num_generation_tokens,
+            num_guessed_tokens=self._scheduler.num_guessed_tokens,
+            num_right_guesses=self._scheduler.num_right_guesses,
         )

@@ -148,6 +148,8 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True, tag="stats"):
     num_steps: int = 0
     num_prompt_tokens: int = 0
     num_generation_tokens: int = 0
+    num_guessed_tokens: int = 0
+    num_right_guesses: int = 0
     region_bytes: dict[str, int] = {}
     """By region and owner kind; adds up to the arena."""
 

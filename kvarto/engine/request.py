@@ -18,6 +18,7 @@ import numpy as np
 
 from kvarto.core.sampling import SamplingParams
 from kvarto.core.step import Float32, Int32
+from kvarto.engine.lookup import Pause
 from kvarto.engine.messages import AddRequest, TokenLogprobs
 from kvarto.engine.penalties import SeenTokens, seen_tokens
 
@@ -104,6 +105,8 @@ class Choice:
     """A copy for it failed: start from no copied page the next time."""
     has_reported: bool = False
     """Its first output was sent."""
+    pause: Pause = field(default_factory=Pause)
+    """Between guesses of its next tokens."""
 
     @property
     def is_decoding(self) -> bool:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import msgspec
+
 from kvarto.core.step import StepResult
 from kvarto.engine.chunk import Chunk
 from kvarto.engine.messages import TokenLogprobs, TokensOut
@@ -52,9 +54,11 @@ def collect(chunks: list[Chunk], result: StepResult, scheduler: Scheduler) -> li
             _collect_draw(chunk.choice, drawn, row, scheduler, outputs)
             row += 1
             continue
-        num_draws = (1 + len(chunk.forks)) * chunk.draws
+        num_draws = chunk.num_drawn_rows
         end = row + chunk.num_prompt_rows + num_draws
-        if all(drawn.is_finite[row:end]):
+        if chunk.guess and drawn.is_finite[row]:
+            outputs.append(_collect_guess(chunk, drawn, row, scheduler))
+        elif not chunk.guess and all(drawn.is_finite[row:end]):
             scheduler.settle(chunk)
             _collect_prompt_rows(chunk, drawn, row)
             if chunk.draws:
@@ -102,6 +106,27 @@ def _collect_draw(
     outputs.append(output)
     if output.finish_reason is not None:
         scheduler.finish(choice)
+
+
+def _collect_guess(chunk: Chunk, drawn: _Drawn, first_row: int, scheduler: Scheduler) -> TokensOut:
+    """Rows count up to the first whose guess proves wrong: it drew what comes instead."""
+    choice = chunk.choice
+    outputs = []
+    for row, guess in enumerate((*chunk.guess, None), first_row):
+        if not drawn.is_finite[row]:
+            break  # the next step meets this row again, and ends the choice
+        choice.append(drawn.token_ids[row])
+        outputs.append(_output(choice, drawn, row))
+        if outputs[-1].finish_reason is not None or drawn.token_ids[row] != guess:
+            break
+    scheduler.settle(chunk, num_right=len(outputs) - 1)
+    if outputs[-1].finish_reason is not None:
+        scheduler.finish(choice)
+    return msgspec.structs.replace(
+        outputs[-1],
+        token_ids=tuple(token_id for output in outputs for token_id in output.token_ids),
+        logprobs=None if outputs[-1].logprobs is None else tuple(each for o in outputs for each in o.logprobs or ()),
+    )
 
 
 def _collect_draws(chunk: Chunk, drawn: _Drawn, first_row: int, scheduler: Scheduler, outputs: list[TokensOut]) -> None:

@@ -19,6 +19,7 @@ from kvarto.core.errors import ContextLengthExceeded, OutOfPages, Overloaded, Tr
 from kvarto.engine.admission import AdmissionGate
 from kvarto.engine.chunk import Chunk
 from kvarto.engine.crews import Crews
+from kvarto.engine.lookup import guess_next
 from kvarto.engine.request import Choice, Request, Status
 from kvarto.engine.waiting import WaitingQueue
 
@@ -37,12 +38,23 @@ class Scheduler:
     """Requests from queue to end. One thread; `schedule` and one of `settle` or `fail` take turns."""
 
     def __init__(
-        self, cache: KVCache, limits: StepLimits, *, max_num_queued: int, has_copies: Callable[[], bool]
+        self,
+        cache: KVCache,
+        limits: StepLimits,
+        *,
+        max_num_queued: int,
+        has_copies: Callable[[], bool],
+        num_lookup_tokens: int = 0,
     ) -> None:
-        """`has_copies` says whether copies are in flight, whose end may free pages."""
+        """`has_copies` says whether copies are in flight, whose end may free pages. `num_lookup_tokens`: see
+        `EngineConfig.prompt_lookup_num_tokens`.
+        """
         self.requests: dict[str, Request] = {}
         """Requests that have not ended, by id."""
         self.num_preemptions = 0
+        self.num_guessed_tokens = 0
+        self.num_right_guesses = 0
+        self._num_lookup_tokens = num_lookup_tokens
         self._cache = cache
         self._limits = limits
         self._max_num_queued = max_num_queued
@@ -136,7 +148,8 @@ class Scheduler:
         waits, or only for a slot.
         """
         return (
-            len(chunks) == len(self._running)
+            not self._num_lookup_tokens
+            and len(chunks) == len(self._running)
             and not self._is_pressed
             and not self._crews.is_mixed
             and (not self._free_slots or not len(self._waiting))
@@ -190,9 +203,29 @@ class Scheduler:
         choice.num_misses = 0
         draws = choice.num_computed_tokens + length == choice.num_tokens
         forks = self._seat_forks(choice) if draws and choice.request.held and not choice.output else []
-        self._plan[choice] = Chunk(choice, choice.num_computed_tokens, length, draws, forks, num_prompt_rows)
+        guess = self._guess(choice) if self._num_lookup_tokens and choice.is_decoding else ()
+        length += len(guess)
+        self._plan[choice] = Chunk(choice, choice.num_computed_tokens, length, draws, forks, num_prompt_rows, guess)
         self._tokens_left -= length
-        self._prompt_rows_left -= num_prompt_rows
+        self._prompt_rows_left -= num_prompt_rows + len(guess)
+
+    def _guess(self, choice: Choice) -> tuple[int, ...]:
+        """Tokens to verify beside the one that is drawn: as many as there are rows, pages and tokens to come, none at
+        another's cost. None where what is drawn depends on more than the logits of its row.
+        """
+        request, sequence = choice.request, _sequence(choice)
+        if choice.seen is not None or len(choice.output) < request.sampling.min_tokens or not choice.pause.is_over():
+            return ()
+        num_missing = request.num_prompt_tokens + request.max_tokens - choice.num_tokens
+        # One token of the step is the drawn one's own, and the last to come needs no successor.
+        count = min(self._num_lookup_tokens, self._prompt_rows_left, self._tokens_left - 1, num_missing - 1)
+        guess = guess_next(sequence.tokens, choice.output[-1], count) if count > 0 else ()
+        if guess:
+            try:
+                self._cache.grow(sequence, choice.num_tokens + len(guess))
+            except OutOfPages:
+                return ()
+        return guess
 
     def _fitting(self, choice: Choice) -> tuple[int, int]:
         """Tokens, and prompt rows among them, that fit into what is left of the step."""
@@ -340,7 +373,7 @@ class Scheduler:
         chunk = self._plan.pop(choice, None)
         if chunk is not None:
             self._tokens_left += chunk.length
-            self._prompt_rows_left += chunk.num_prompt_rows
+            self._prompt_rows_left += chunk.num_prompt_rows + len(chunk.guess)
             self._unseat_forks(chunk)
 
     def _unseat_forks(self, chunk: Chunk) -> None:
@@ -368,10 +401,16 @@ class Scheduler:
 
     # ---- after a step ------------------------------------------------------------------------------------------
 
-    def settle(self, chunk: Chunk) -> None:
-        """The chunk was computed: its tokens have their KV in pages. Tokens that it drew come through `draw`."""
-        choice, stop = chunk.choice, chunk.start + chunk.length
+    def settle(self, chunk: Chunk, num_right: int = 0) -> None:
+        """The chunk was computed: its tokens have their KV in pages. Of a guess the first `num_right` tokens count, and
+        the choice has appended them; the rows behind them will be written anew.
+        """
+        choice, stop = chunk.choice, chunk.start + chunk.length - len(chunk.guess) + num_right
         choice.num_failures = 0
+        if chunk.guess:
+            self.num_guessed_tokens += len(chunk.guess)
+            self.num_right_guesses += num_right
+            choice.pause.learn(num_right)
         is_decode = chunk.length == 1 and choice.is_decoding
         token_ids = choice.output[-1:] if is_decode else choice.tokens(chunk.start, stop).tolist()
         self._cache.commit(_sequence(choice), token_ids)

@@ -22,6 +22,7 @@ from kvarto.planning.plan import default_device_bytes, plan
 PROMPT_LOGPROB_ROWS = 32
 """Rows of a step beside one per sequence, for log-probabilities of prompts, which are computed that many at a time."""
 FLOAT_DTYPES = (DType.F32, DType.F16, DType.BF16)
+KV_DTYPES = (*FLOAT_DTYPES, DType.I8)
 BLOCK_SIZES = (8, 16, 32, 64, 128, 256)
 POLICIES = ("fcfs", "priority")
 
@@ -33,6 +34,7 @@ def check_settings(config: EngineConfig) -> None:
     if config.max_model_len is not None:
         _at_least("--max-model-len", config.max_model_len, 2)
     _at_least("--max-num-seqs", config.max_num_seqs, 1)
+    _at_least("--prompt-lookup-num-tokens", config.prompt_lookup_num_tokens, 0)
     _at_least("--max-num-queued", config.max_num_queued, 1)
     _at_least("--max-num-batched-tokens", config.max_num_batched_tokens, 1)
     if config.max_num_batched_tokens < config.max_num_seqs:
@@ -44,7 +46,7 @@ def check_settings(config: EngineConfig) -> None:
     _one_of("--block-size", config.block_size, BLOCK_SIZES)
     _one_of("--scheduling-policy", config.scheduling_policy, POLICIES)
     _one_of("--dtype", config.dtype, ("auto", *FLOAT_DTYPES))
-    _one_of("--kv-cache-dtype", config.kv_cache_dtype, ("auto", *FLOAT_DTYPES))
+    _one_of("--kv-cache-dtype", config.kv_cache_dtype, ("auto", *KV_DTYPES))
 
 
 def open_backend(config: EngineConfig) -> Backend:

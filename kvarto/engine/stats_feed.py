@@ -16,6 +16,8 @@ _COUNTERS = (
     "num_steps",
     "num_prompt_tokens",
     "num_generation_tokens",
+    "num_guessed_tokens",
+    "num_right_guesses",
 )
 
 

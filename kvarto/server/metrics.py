@@ -184,6 +184,8 @@ class _Scrape(Collector):
             ("vllm:num_preemptions", "Preemptions.", stats.num_preemptions),
             ("vllm:prefix_cache_queries", "Tokens looked up in the prefix cache.", stats.prefix_queries_tokens),
             ("vllm:prefix_cache_hits", "Tokens found in the prefix cache.", stats.prefix_hits_tokens),
+            ("vllm:spec_decode_num_draft_tokens", "Tokens guessed by look-up.", stats.num_guessed_tokens),
+            ("vllm:spec_decode_num_accepted_tokens", "Guessed tokens that were right.", stats.num_right_guesses),
             ("kvarto:steps", "Steps of the engine.", stats.num_steps),
             ("kvarto:engine_restarts", "Engines replaced after they died or fell silent.", metrics.num_engine_restarts),
         ):

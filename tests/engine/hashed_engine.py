@@ -74,6 +74,7 @@ class Shape:
     prompt_rows: int = 8
     max_num_queued: int = 1000
     is_caching: bool = True
+    num_lookup_tokens: int = 0
 
     @property
     def groups(self) -> tuple[LayerGroup, ...]:
@@ -123,6 +124,7 @@ class HashedEngine:
             shape.limits,
             max_num_queued=shape.max_num_queued,
             has_copies=lambda: self.transfers.num_unreported > 0,
+            num_lookup_tokens=shape.num_lookup_tokens,
         )
         batch = BatchBuilder(shape.limits, groups=shape.groups, page_size=shape.page_size)
         self.loop = EngineLoop(

@@ -81,6 +81,7 @@ def draw_shape(rng: random.Random) -> Shape:
         max_context=max_context,
         max_num_queued=20,
         is_caching=rng.random() < 0.85,
+        num_lookup_tokens=rng.choice((0, 0, 3)),
     )
 
 
