@@ -2,11 +2,12 @@
 //
 //   float32 row    [width] f32
 //   quantised row  [width] i8 codes | pad to 64 bytes | [width / 32] f32 scales | [width / 32] f32 sums
+//                  | [width / 16] i16 sums of codes
 //
 // The quantised form takes less than half of the float32 row's bytes, so a buffer that only int8 products read is
 // written in that form at once, by whoever makes it, in the very place that was planned for float32.
 // value = code * scale of its group of 32; sum = scale * (sum of the group's codes), rounded once: what a weight's
-// minimum is multiplied with. Codes are in [-127, 127]: scale = max |x| / 127, codes round to nearest even.
+// minimum is multiplied with; the sums of each 16 codes undo the offset of weight codes that are kept unsigned. Codes are in [-127, 127]: scale = max |x| / 127, codes round to nearest even.
 #pragma once
 
 #include <cstddef>
@@ -26,16 +27,24 @@ struct QuantisedRow {
     int8_t* codes;
     float* scales;
     float* sums;
+    int16_t* code_sums;
+
+    // The same row from a column on, a multiple of 32.
+    QuantisedRow from(int32_t column) const {
+        const int32_t group = column / kGroup;
+        return {codes + column, scales + group, sums + group, code_sums + 2 * group};
+    }
 };
 
 // Bytes of one quantised row, a multiple of 64.
 inline constexpr int64_t quantised_row_bytes(int32_t width) {
-    return align_up(align_up(width, 64) + 2 * int64_t{width / kGroup} * 4, 64);
+    return align_up(align_up(width, 64) + 3 * int64_t{width / kGroup} * 4, 64);
 }
 
 inline QuantisedRow quantised_row(std::byte* row, int32_t width) {
     auto* scales = reinterpret_cast<float*>(row + align_up(width, 64));
-    return {reinterpret_cast<int8_t*>(row), scales, scales + width / kGroup};
+    float* sums = scales + width / kGroup;
+    return {reinterpret_cast<int8_t*>(row), scales, sums, reinterpret_cast<int16_t*>(sums + width / kGroup)};
 }
 
 struct Rows {

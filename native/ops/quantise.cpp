@@ -1,0 +1,103 @@
+#include "ops/quantise.h"
+
+#include <limits>
+
+#include "simd/vec16.h"
+
+namespace kvarto::KVARTO_ISA {
+
+namespace {
+
+constexpr float kLeast = 1e-30F;  // below it 127 / largest would overflow, or codes would be noise
+constexpr float kLargestFinite = std::numeric_limits<float>::max();
+
+#if defined(__AVX512F__)
+
+// |x| as integers: they are ordered as floats are, with infinities and NaN above all.
+float largest_magnitude(F32x16 a, F32x16 b) {
+    const __m512i magnitude = _mm512_set1_epi32(0x7FFFFFFF);
+    const __m512i x = _mm512_and_si512(_mm512_castps_si512(a.v), magnitude);
+    const __m512i y = _mm512_and_si512(_mm512_castps_si512(b.v), magnitude);
+    return _mm_cvtss_f32(_mm_castsi128_ps(_mm_cvtsi32_si128(_mm512_reduce_max_epi32(_mm512_max_epi32(x, y)))));
+}
+
+#elif defined(__AVX2__)
+
+float largest_magnitude(F32x16 a, F32x16 b) {
+    const __m256i magnitude = _mm256_set1_epi32(0x7FFFFFFF);
+    const auto bits = [&](__m256 x) { return _mm256_and_si256(_mm256_castps_si256(x), magnitude); };
+    const __m256i eight = _mm256_max_epi32(_mm256_max_epi32(bits(a.lo), bits(a.hi)), _mm256_max_epi32(bits(b.lo), bits(b.hi)));
+    __m128i four = _mm_max_epi32(_mm256_castsi256_si128(eight), _mm256_extracti128_si256(eight, 1));
+    four = _mm_max_epi32(four, _mm_shuffle_epi32(four, 0b01001110));
+    four = _mm_max_epi32(four, _mm_shuffle_epi32(four, 0b10110001));
+    return _mm_cvtss_f32(_mm_castsi128_ps(four));
+}
+
+#else
+
+float largest_magnitude(F32x16 a, F32x16 b) {
+    uint32_t most = 0;
+    for (const F32x16& x : {a, b})
+        for (int i = 0; i < 16; ++i) {
+            uint32_t bits;
+            std::memcpy(&bits, &x.v[i], sizeof bits);
+            bits &= 0x7FFFFFFFU;
+            most = bits > most ? bits : most;
+        }
+    float value;
+    std::memcpy(&value, &most, sizeof value);
+    return value;
+}
+
+#endif
+
+#if defined(__AVX2__)
+
+// Sums of codes 0..15 and 16..31: unsigned differences from -128, summed by eights.
+void sum_codes(const int8_t* codes, int16_t* sums) {
+    const __m256i signs = _mm256_set1_epi8(-128);
+    const __m256i shifted = _mm256_xor_si256(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes)), signs);
+    const __m256i eights = _mm256_sad_epu8(shifted, _mm256_setzero_si256());
+    const __m256i sixteens = _mm256_add_epi32(eights, _mm256_shuffle_epi32(eights, 0b01001110));
+    sums[0] = static_cast<int16_t>(_mm256_extract_epi32(sixteens, 0) - 16 * 128);
+    sums[1] = static_cast<int16_t>(_mm256_extract_epi32(sixteens, 4) - 16 * 128);
+}
+
+#else
+
+void sum_codes(const int8_t* codes, int16_t* sums) {
+    for (int half = 0; half < 2; ++half) {
+        int32_t total = 0;
+        for (int i = 0; i < 16; ++i) total += codes[16 * half + i];
+        sums[half] = static_cast<int16_t>(total);
+    }
+}
+
+#endif
+
+void fill_group(QuantisedRow out, float scale) {
+    std::memset(out.codes, 0, kGroup);
+    *out.scales = *out.sums = scale;
+    out.code_sums[0] = out.code_sums[1] = 0;
+}
+
+void quantise_group(const float* x, QuantisedRow out) {
+    const F32x16 low = F32x16::load(x), high = F32x16::load(x + 16);
+    const float largest = largest_magnitude(low, high);
+    if (!(largest <= kLargestFinite)) return fill_group(out, std::numeric_limits<float>::quiet_NaN());
+    if (largest < kLeast) return fill_group(out, 0.0F);
+    const F32x16 inverse = F32x16::set1(127.0F / largest);
+    store_i8(to_i32(low * inverse), out.codes);
+    store_i8(to_i32(high * inverse), out.codes + 16);
+    sum_codes(out.codes, out.code_sums);
+    *out.scales = largest / 127.0F;
+    *out.sums = *out.scales * static_cast<float>(out.code_sums[0] + out.code_sums[1]);
+}
+
+}  // namespace
+
+void quantise_row(const float* x, int32_t width, QuantisedRow out) {
+    for (int32_t first = 0; first < width; first += kGroup) quantise_group(x + first, out.from(first));
+}
+
+}  // namespace kvarto::KVARTO_ISA
