@@ -6,8 +6,9 @@
     python -m benchmarks.peers sweep kvarto llama.cpp:q4_0   tokens/s against concurrency and against context
     python -m benchmarks.peers plot FILE... --folder FOLDER  draw what `--json` wrote
 
-A server is written `ENGINE[:FORMAT] [FLAG...]`, in quotes when it has flags, so two configurations of one engine meet
-as easily as two engines. The first one named is the baseline, and each of the others is measured in turn with it.
+A server is written `ENGINE[:FORMAT] [VARIABLE=VALUE...] [FLAG...]`, in quotes when it has more than one word, so two
+configurations of one engine meet as easily as two engines. The first one named is the baseline, and each of the others
+is measured in turn with it.
 
     prompts → workload → client → server (a process; a shim where an engine has no OpenAI server) → figures → table
 """

@@ -1,9 +1,12 @@
-"""From what the command line names (`llama.cpp:q4_0 --threads 1`) to an engine, a format and flags."""
+"""From what the command line names (`vllm:f32 OMP_NUM_THREADS=1 --seed 1`) to an engine, a format and flags."""
 
 from __future__ import annotations
 
+import re
 import shlex
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from itertools import takewhile
 
 from benchmarks.peers.engines.base import Engine
 from benchmarks.peers.engines.hf import Transformers
@@ -17,6 +20,7 @@ from kvarto.core.errors import UsageError
 
 _ALL: tuple[Engine, ...] = (Kvarto(), LlamaCpp(), OpenVino(), Vllm(), Transformers())
 ENGINES = {engine.name: engine for engine in _ALL}
+_VARIABLE = re.compile(r"[A-Z][A-Z0-9_]*=.*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,19 +30,24 @@ class ServerName:
     engine: Engine
     weights: str
     flags: tuple[str, ...]
+    environment: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def parse(cls, text: str) -> ServerName:
-        """`ENGINE[:FORMAT] [FLAG...]`. Raises UsageError for an engine or a format that is not there."""
-        head, *flags = shlex.split(text) or [""]
+        """`ENGINE[:FORMAT] [VARIABLE=VALUE...] [FLAG...]`. Raises UsageError for what is not there."""
+        head, *words = shlex.split(text) or [""]
+        variables = list(takewhile(_VARIABLE.fullmatch, words))
         name, _, weights = head.partition(":")
         if name not in ENGINES:
             raise UsageError(f"`{text}`: no engine `{name}`; there are {', '.join(ENGINES)}")
         engine = ENGINES[name]
         if weights and weights not in engine.formats:
             raise UsageError(f"`{text}`: `{name}` is measured in {', '.join(engine.formats)}")
-        return cls(engine, weights or engine.formats[0], tuple(flags))
+        environment = dict(variable.split("=", 1) for variable in variables)
+        return cls(engine, weights or engine.formats[0], tuple(words[len(variables) :]), environment)
 
     def launch(self, folders: Folders) -> Launch:
         """On a free port."""
-        return self.engine.launch(folders, self.weights, free_port(), self.flags)
+        launch = self.engine.launch(folders, self.weights, free_port(), self.flags)
+        label = " ".join((launch.label, *(f"{name}={value}" for name, value in self.environment.items())))
+        return replace(launch, label=label, environment={**launch.environment, **self.environment})

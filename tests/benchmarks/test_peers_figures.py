@@ -74,6 +74,8 @@ def test_a_server_alone_has_no_ratio() -> None:
 def test_names_have_an_engine_a_format_and_flags() -> None:
     name = ServerName.parse("llama.cpp:q8_0 --threads 1 --x 'a b'")
     assert (name.engine.name, name.weights, name.flags) == ("llama.cpp", "q8_0", ("--threads", "1", "--x", "a b"))
+    name = ServerName.parse("openvino OMP_NUM_THREADS=1 A_B=c=d --property HINT=f32")
+    assert (name.environment, name.flags) == ({"OMP_NUM_THREADS": "1", "A_B": "c=d"}, ("--property", "HINT=f32"))
     for engine in ENGINES.values():
         assert ServerName.parse(engine.name).weights == engine.formats[0]
 

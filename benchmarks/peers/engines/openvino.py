@@ -1,7 +1,7 @@
 """OpenVINO GenAI: reads the GGUF file; continuous batching behind the shim, since it has no OpenAI server of its own.
 
-Formats are the file's (`q4_1`, `q4_0`, `q8_0`, `f16`). Its own settings are flags: `--hint f32` for the precision of
-activations (the default follows the machine: bf16 where there is AMX), `--property NAME=VALUE` for the others.
+Formats are the file's. Its own settings are flags: `--property INFERENCE_PRECISION_HINT=f32` for the type of activations
+(by default that of the machine: bf16 where there is AMX), and likewise `KV_CACHE_PRECISION` and whatever else it knows.
 """
 
 from __future__ import annotations
