@@ -1,7 +1,8 @@
 """OpenVINO GenAI: reads the GGUF file; continuous batching behind the shim, since it has no OpenAI server of its own.
 
-Formats are the file's. Its own settings are flags: `--property INFERENCE_PRECISION_HINT=f32` for the type of activations
-(by default that of the machine: bf16 where there is AMX), and likewise `KV_CACHE_PRECISION` and whatever else it knows.
+Formats are the file's. Its own settings are flags: `--property INFERENCE_PRECISION_HINT=f32` for the type of
+activations (by default that of the machine: bf16 where there is AMX), and `KV_CACHE_PRECISION` and
+whatever else it knows likewise.
 """
 
 from __future__ import annotations
