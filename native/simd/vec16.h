@@ -3,6 +3,7 @@
 // has fused multiply-add.
 #pragma once
 
+#include <bit>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -154,8 +155,28 @@ inline void store_i8(I32x16 a, int8_t* p) {
 #else
 
 // Plain loops over sixteen elements: the compiler turns them into what the machine has.
-float f16_to_f32(uint16_t bits);
-uint16_t f32_to_f16(float value);
+// Exact for every value; NaN stays NaN.
+inline float f16_to_f32(uint16_t bits) {
+    const uint32_t sign = uint32_t{bits & 0x8000U} << 16, magnitude = bits & 0x7FFFU;
+    if (magnitude >= 0x7C00U) return std::bit_cast<float>(sign | 0x7F800000U | (magnitude & 0x3FFU) << 13);
+    if (magnitude >= 0x400U) return std::bit_cast<float>(sign | ((magnitude << 13) + (112U << 23)));
+    const float subnormal = static_cast<float>(magnitude) * 0x1p-24F;
+    return sign != 0 ? -subnormal : subnormal;
+}
+
+// Rounds to nearest even; from 65520 up infinite; NaN becomes quiet.
+inline uint16_t f32_to_f16(float value) {
+    const uint32_t bits = std::bit_cast<uint32_t>(value), magnitude = bits & 0x7FFFFFFFU;
+    const uint32_t sign = bits >> 16 & 0x8000U;
+    if (magnitude > 0x7F800000U) return static_cast<uint16_t>(sign | 0x7E00U | (magnitude >> 13 & 0x3FFU));
+    if (magnitude >= 0x477FF000U) return static_cast<uint16_t>(sign | 0x7C00U);
+    if (magnitude < 0x38800000U) {  // below 2^-14: adding 0.5 rounds to multiples of 2^-24
+        const uint32_t sum = std::bit_cast<uint32_t>(std::bit_cast<float>(magnitude) + 0.5F);
+        return static_cast<uint16_t>(sign | (sum - 0x3F000000U));
+    }
+    const uint32_t rounded = magnitude + 0xFFFU + (magnitude >> 13 & 1U) - (112U << 23);
+    return static_cast<uint16_t>(sign | rounded >> 13);
+}
 
 struct F32x16 {
     float v[16];

@@ -1,0 +1,148 @@
+// Attention: prefill, decode and mixed batches alike. Items of work (see attention_plan.h) go to threads; each item
+// walks its spans in order, and where an item has only some of a unit's spans, their sums are merged in a second phase.
+//
+// Source: FlashAttention (arXiv:2205.14135), online softmax (arXiv:1805.02867), PagedAttention (arXiv:2309.06180).
+#include "ops/attention.h"
+
+#include "ops/attention_exact.h"
+
+namespace kvarto::KVARTO_ISA {
+
+namespace {
+
+template <class Path> class Attention {
+public:
+    Attention(const AttentionOp& op, const StepView& step, Worker& worker)
+        : op_(op),
+          step_(step),
+          worker_(worker),
+          memory_(op.scratch + worker.index() * slice_bytes(op, step)),
+          partials_(reinterpret_cast<float*>(op.scratch + worker.num_workers() * slice_bytes(op, step))),
+          span_(memory_, op.heads),
+          sums_(memory_, op.heads),
+          plan_(op, step, Path::kSpanTiles, Path::kShareTiles, worker.num_workers(), num_partial_rows(),
+                memory_.take<std::byte>(AttentionPlan::memory_bytes(op.heads, step.num_tokens, step.num_seqs))),
+          path_(op, step, memory_) {}
+
+    void run() {
+        const int32_t num_heads = op_.heads.num_kv_heads;
+        int32_t u = 0;
+        int64_t first = 0;  // item of unit u
+        for (int64_t item = worker_.take(); item < plan_.num_items(); item = worker_.take()) {
+            while (item >= first + plan_.unit(u).num_items * num_heads) first += plan_.unit(u++).num_items * num_heads;
+            const auto index = static_cast<int32_t>(item - first);
+            run_item(plan_.unit(u), index % num_heads, index / num_heads);
+        }
+        if (!plan_.has_partials()) return;
+        worker_.barrier();
+        for (int64_t i = worker_.take(); i < int64_t{plan_.num_units()} * num_heads; i = worker_.take()) {
+            const Unit& unit = plan_.unit(static_cast<int32_t>(i / num_heads));
+            if (unit.num_items > 1) merge_unit(unit, static_cast<int32_t>(i % num_heads));
+        }
+    }
+
+private:
+    static int64_t slice_bytes(const AttentionOp& op, const StepView& step) {
+        return thread_bytes(op.heads) + AttentionPlan::memory_bytes(op.heads, step.num_tokens, step.num_seqs);
+    }
+    int64_t num_partial_rows() const {
+        const int64_t used = worker_.num_workers() * slice_bytes(op_, step_);
+        return (op_.scratch_bytes - used) / (4 * partial_floats(op_.heads));
+    }
+    // Sums of one span of a unit that several items share.
+    float* partial(const Unit& unit, int32_t kv_head, int32_t span) const {
+        const int64_t stretch = int64_t{kv_head} * plan_.num_spans(unit) + span;
+        return partials_ + (unit.first_partial + stretch * unit.num_rows) * partial_floats(op_.heads);
+    }
+
+    void run_item(const Unit& unit, int32_t kv_head, int32_t item) {
+        const UnitRows rows(plan_, op_.heads, unit, kv_head);
+        path_.load_queries(rows);
+        sums_.clear(rows.num_rows);
+        const SpanRange spans = plan_.spans(unit, item);
+        for (int32_t span = spans.first; span < spans.end; ++span) {
+            span_.clear(rows.num_rows);
+            run_span(unit, rows, kv_head, plan_.first_tile(unit, span));
+            if (unit.num_items > 1)
+                set_aside(rows, partial(unit, kv_head, span));
+            else
+                merge_span(rows);
+        }
+        if (unit.num_items == 1) write(rows);
+    }
+
+    void run_span(const Unit& unit, const UnitRows& rows, int32_t kv_head, int32_t span_tile) {
+        const int32_t first_tile = std::max(unit.first_tile, span_tile), span_end = span_tile + Path::kSpanTiles;
+        const int32_t end_tile = std::min(unit.end_tile, span_end), shared_end = std::min(unit.shared_end, end_tile);
+        const int32_t first_seq = plan_.sequence(unit, 0);
+        path_.attend(rows, 0, rows.num_rows, plan_.table(first_seq), step_.context_lens[first_seq], kv_head, first_tile,
+                     shared_end, span_);
+        if (unit.num_seqs == 1) return;
+        int32_t row = 0;
+        for (int32_t i = 0; i < unit.num_seqs; ++i) {
+            const int32_t seq = plan_.sequence(unit, i), end_row = row + plan_.num_rows(seq);
+            const int32_t end_of_seq = std::min(end_tile, (rows.end_key[end_row - 1] - 1) / kTileKeys + 1);
+            path_.attend(rows, row, end_row, plan_.table(seq), step_.context_lens[seq], kv_head,
+                         std::max(first_tile, shared_end), end_of_seq, span_);
+            row = end_row;
+        }
+    }
+
+    void merge_span(const UnitRows& rows) {
+        for (int32_t r = 0; r < rows.num_rows; ++r)
+            merge_row(sums_, r, span_.maximum[r], span_.total[r], span_.values + r * span_.width, factor_);
+    }
+
+    void set_aside(const UnitRows& rows, float* partial) const {
+        for (int32_t r = 0; r < rows.num_rows; ++r, partial += partial_floats(op_.heads)) {
+            std::copy_n(span_.values + r * span_.width, span_.width, partial);
+            partial[span_.width] = span_.maximum[r];
+            partial[span_.width + 1] = span_.total[r];
+        }
+    }
+
+    void merge_unit(const Unit& unit, int32_t kv_head) {
+        const UnitRows rows(plan_, op_.heads, unit, kv_head);
+        sums_.clear(rows.num_rows);
+        for (int32_t span = 0; span < plan_.num_spans(unit); ++span) {
+            const float* row = partial(unit, kv_head, span);
+            for (int32_t r = 0; r < rows.num_rows; ++r, row += partial_floats(op_.heads))
+                merge_row(sums_, r, row[sums_.width], row[sums_.width + 1], row, factor_);
+        }
+        write(rows);
+    }
+
+    void write(const UnitRows& rows) const {
+        alignas(64) float in_order[kMaxHeadDim];
+        for (int32_t r = 0; r < rows.num_rows; ++r) {
+            const float* values = path_.in_order(sums_.values + r * sums_.width, in_order);
+            write_out(op_, rows.token[r], rows.head[r], sums_.total[r], values);
+        }
+    }
+
+    const AttentionOp& op_;
+    const StepView& step_;
+    Worker& worker_;
+    Memory memory_;
+    float* const partials_;
+    Sums span_, sums_;
+    const AttentionPlan plan_;
+    Path path_;
+    const typename Path::Factor factor_{};
+};
+
+}  // namespace
+
+// Of sums set aside there is room for one long sequence per pair of threads: more need no cutting.
+int64_t attention_scratch_bytes(const HeadShape& heads, const AttentionLimits& limits, int32_t num_threads) {
+    const int64_t plan = AttentionPlan::memory_bytes(heads, limits.max_tokens, limits.max_seqs);
+    const int64_t max_spans = limits.max_context / (kLeastSpanTiles * kTileKeys) + 2;
+    const int64_t rows = num_threads == 1 ? 0 : max_spans * std::max(heads.num_qo_heads, 16) * ((num_threads + 1) / 2);
+    return num_threads * (thread_bytes(heads) + plan) + rows * partial_floats(heads) * 4;
+}
+
+void attention(const AttentionOp& op, const StepView& step, Worker& worker) {
+    Attention<ExactPath>(op, step, worker).run();
+}
+
+}  // namespace kvarto::KVARTO_ISA

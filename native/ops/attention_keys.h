@@ -1,0 +1,46 @@
+// Where the 64 keys and values of a tile lie.
+#pragma once
+
+#include "ops/attention_plan.h"
+#include "ops/kv_page.h"
+
+namespace kvarto::KVARTO_ISA {
+
+// One plane of one head. Null where there is no key: behind the context's end, or where no page is kept.
+struct TileTokens {
+    const std::byte* token[kTileKeys];
+    const float* scale[kTileKeys];  // of int8 only
+
+    TileTokens(const LayerPages& pages, const int32_t* table, int32_t context, int32_t tile, int32_t head, Plane which) {
+        const int32_t first = tile * kTileKeys, end = std::min(first + kTileKeys, context);
+        int32_t key = first;
+        while (key < end) {
+            const int32_t offset = key % pages.page_size, page = table[key / pages.page_size];
+            const int32_t run = std::min(pages.page_size - offset, end - key);
+            if (page < 0) std::fill_n(token + (key - first), run, nullptr);
+            if (page >= 0) add_run(pages, pages.plane(page, head, which), offset, key - first, run);
+            key += run;
+        }
+        std::fill(token + (key - first), token + kTileKeys, nullptr);
+    }
+
+private:
+    void add_run(const LayerPages& pages, const HeadPlane& plane, int32_t offset, int32_t first, int32_t run) {
+        for (int32_t i = 0; i < run; ++i) token[first + i] = plane.token(offset + i, pages.token_bytes);
+        if (plane.scales == nullptr) return;
+        for (int32_t i = 0; i < run; ++i) scale[first + i] = plane.scales + offset + i;
+    }
+};
+
+// Elements [first, first + 16) of a token as float32; 0 behind the head's end, and where there is no key.
+template <KVType kType>
+inline F32x16 load_token(const TileTokens& tokens, int32_t key, int32_t first, int32_t head_dim) {
+    const std::byte* token = tokens.token[key];
+    if (token == nullptr) return F32x16::zero();
+    const std::byte* p = token + first * element_bytes(kType);
+    const F32x16 x = first + 16 <= head_dim ? load_elements<kType>(p) : load_last_elements<kType>(p, head_dim - first);
+    if constexpr (kType == KVType::kInt8) return x * F32x16::set1(*tokens.scale[key]);
+    return x;
+}
+
+}  // namespace kvarto::KVARTO_ISA

@@ -1,0 +1,86 @@
+// The rows of a unit for one kv head, and their sums.
+#pragma once
+
+#include <cfloat>
+
+#include "ops/attention_scratch.h"
+#include "ops/quantise.h"
+
+namespace kvarto::KVARTO_ISA {
+
+struct UnitRows {
+    int32_t num_rows = 0;
+    int32_t token[kUnitRows];
+    int32_t head[kUnitRows];       // query head
+    int32_t first_key[kUnitRows];  // the keys that the row sees ...
+    int32_t end_key[kUnitRows];    // ... as a half-open range
+
+    UnitRows(const AttentionPlan& plan, const HeadShape& heads, const Unit& unit, int32_t kv_head) {
+        const int32_t group_size = heads.num_qo_heads / heads.num_kv_heads;
+        for (int32_t i = 0; i < unit.num_seqs; ++i) {
+            const int32_t seq = plan.sequence(unit, i);
+            const int32_t rows = unit.num_seqs == 1 ? unit.num_rows : plan.num_rows(seq);
+            for (int32_t r = unit.first_row; r < unit.first_row + rows; ++r, ++num_rows) {
+                const int32_t position = plan.position(seq, r);
+                token[num_rows] = plan.token(seq, r);
+                head[num_rows] = kv_head * group_size + r % group_size;
+                first_key[num_rows] = plan.first_key(position);
+                end_key[num_rows] = position + 1;
+            }
+        }
+    }
+};
+
+// Softmax under way: the largest score, the sum of weights, the weighted sum of values, relative to that score.
+struct Sums {
+    float* maximum;  // [kUnitRows]
+    float* total;    // [kUnitRows]
+    float* values;   // [kUnitRows, width]
+    int64_t width;
+
+    Sums(Memory& memory, const HeadShape& heads)
+        : maximum(memory.take<float>(kUnitRows)),
+          total(memory.take<float>(kUnitRows)),
+          values(memory.take<float>(kUnitRows * padded_dim(heads))),
+          width(padded_dim(heads)) {}
+
+    void clear(int32_t num_rows) {
+        std::fill_n(maximum, kUnitRows, -FLT_MAX);
+        std::fill_n(total, kUnitRows, 0.0F);
+        std::fill_n(values, num_rows * width, 0.0F);
+    }
+};
+
+// Adds a span's sums of one row to those of the spans before it. `factor` is the exponential of numbers up to 0.
+template <class Factor>
+inline void merge_row(Sums& sums, int32_t row, float maximum, float total, const float* values, Factor factor) {
+    const F32x16 before = F32x16::set1(sums.maximum[row]), added = F32x16::set1(maximum);
+    const F32x16 most = max(added, before);
+    const F32x16 keep = factor(before - most), scale = factor(added - most);
+    float* out = sums.values + row * sums.width;
+    for (int64_t i = 0; i < sums.width; i += 16)
+        fma(F32x16::load(values + i), scale, F32x16::load(out + i) * keep).store(out + i);
+    float lanes[16];
+    fma(F32x16::set1(total), scale, F32x16::set1(sums.total[row]) * keep).store(lanes);
+    sums.total[row] = lanes[0];
+    most.store(lanes);
+    sums.maximum[row] = lanes[0];
+}
+
+// Writes values / total of one row where its head goes in `out`. Adding 0 makes every zero positive: tiles in which a
+// row sees nothing may have changed its sign, and how many there are depends on the batch.
+inline void write_out(const AttentionOp& op, int32_t token, int32_t head, float total, const float* values) {
+    const int32_t dim = op.heads.head_dim;
+    alignas(64) float row[kMaxHeadDim];
+    const F32x16 divisor = F32x16::set1(total);
+    for (int32_t i = 0; i < dim; i += 16) (F32x16::load(values + i) / divisor + F32x16::zero()).store(row + i);
+    const int32_t first = head * dim;
+    if (op.out.form == RowForm::kF32) {
+        std::copy_n(row, dim, op.out.f32(token) + first);
+    } else {
+        const QuantisedRow out = op.out.int8(token);
+        quantise_row(row, dim, out.from(first));
+    }
+}
+
+}  // namespace kvarto::KVARTO_ISA
