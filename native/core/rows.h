@@ -7,7 +7,8 @@
 // The quantised form takes less than half of the float32 row's bytes, so a buffer that only int8 products read is
 // written in that form at once, by whoever makes it, in the very place that was planned for float32.
 // value = code * scale of its group of 32; sum = scale * (sum of the group's codes), rounded once: what a weight's
-// minimum is multiplied with; the sums of each 16 codes undo the offset of weight codes that are kept unsigned. Codes are in [-127, 127]: scale = max |x| / 127, codes round to nearest even.
+// minimum is multiplied with; the sums of each 16 codes undo the offset of weight codes that are kept unsigned.
+// Codes are in [-127, 127]: scale = max |x| / 127, codes round to nearest even.
 #pragma once
 
 #include <cstddef>

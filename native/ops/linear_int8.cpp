@@ -1,0 +1,103 @@
+#include "ops/linear_int8.h"
+
+#include <algorithm>
+
+#include "ops/linear_int8_panels.h"
+#include "ops/quantise.h"
+
+namespace kvarto::KVARTO_ISA {
+
+namespace {
+
+constexpr int32_t kFewRows = 4;      // below it tiles are not worth their set-up
+constexpr int32_t kItemsPerWorker = 8;  // enough for workers to end together
+
+// A staged tile is, for each group of 32 columns, 16 × 32 codes, 16 scales and 16 sums.
+constexpr int64_t kTileGroupBytes = 16 * (kGroup + 8);
+
+void stage_row(const QuantisedRow& row, int32_t num_groups, int32_t i, std::byte* tile) {
+    for (int32_t group = 0; group < num_groups; ++group, tile += kTileGroupBytes) {
+        std::memcpy(tile + kGroup * i, row.codes + kGroup * group, kGroup);
+        auto* scales = reinterpret_cast<float*>(tile + 16 * kGroup);
+        scales[i] = row.scales[group];
+        scales[16 + i] = row.sums[group];
+    }
+}
+
+void clear_row(int32_t num_groups, int32_t i, std::byte* tile) {
+    for (int32_t group = 0; group < num_groups; ++group, tile += kTileGroupBytes) {
+        std::memset(tile + kGroup * i, 0, kGroup);
+        auto* scales = reinterpret_cast<float*>(tile + 16 * kGroup);
+        scales[i] = scales[16 + i] = 0.0F;
+    }
+}
+
+// The rows of one op, quantised in its scratch where x is not.
+Int8Rows rows_of(const LinearOp& op, const StepView& step) {
+    const int32_t num_rows = op.x.per_sample ? step.num_samples : step.num_tokens;
+    Int8Rows rows{.x = op.x, .num_rows = num_rows, .staged = op.scratch, .out = op.out.f32(0),
+                  .out_stride = op.out.row_bytes / int64_t{sizeof(float)}, .bias = op.bias};
+    if (op.x.form == RowForm::kF32) {
+        rows.x.data = op.scratch + staged_bytes(num_rows, op.x.width);
+        rows.x.row_bytes = quantised_row_bytes(op.x.width);
+        rows.x.form = RowForm::kInt8;
+    }
+    return rows;
+}
+
+// Sixteen rows at a time: quantised and staged by the same thread.
+void prepare(const LinearOp& op, const Int8Rows& rows, Worker& worker) {
+    const bool quantises = op.x.form == RowForm::kF32, stages = uses_tiles(rows.num_rows);
+    if (!quantises && !stages) return;
+    for (int64_t tile = worker.take(); tile < rows.num_tiles(); tile = worker.take()) {
+        const auto first = static_cast<int32_t>(tile * 16), last = std::min(first + 16, rows.num_rows);
+        if (quantises)
+            for (int32_t row = first; row < last; ++row) quantise_row(op.x.f32(row), op.x.width, rows.x.int8(row));
+        if (stages) stage_rows(rows, static_cast<int32_t>(tile));
+    }
+    worker.barrier();
+}
+
+}  // namespace
+
+bool uses_tiles(int32_t num_rows) { return kHasTiles && num_rows >= kFewRows; }
+
+void stage_rows(const Int8Rows& rows, int32_t tile) {
+    const int32_t num_groups = rows.x.width / kGroup;
+    std::byte* out = rows.staged + tile * num_groups * kTileGroupBytes;
+    for (int32_t i = 0; i < 16; ++i) {
+        const int32_t row = 16 * tile + i;
+        if (row < rows.num_rows)
+            stage_row(rows.row(row), num_groups, i, out);
+        else
+            clear_row(num_groups, i, out);
+    }
+}
+
+void multiply_panels(const Part& part, const Int8Rows& rows, int32_t first, int32_t last) {
+    if (uses_tiles(rows.num_rows))
+        multiply_panels_by_tiles(part, rows, first, last);
+    else
+        multiply_panels_by_rows(part, rows, first, last);
+}
+
+void linear_int8(const LinearOp& op, const StepView& step, Worker& worker) {
+    Int8Rows rows = rows_of(op, step);
+    if (rows.num_rows == 0) return;
+    prepare(op, rows, worker);
+    int64_t item = worker.take();
+    int64_t first_item = 0;  // of this part
+    for (const Part& part : op.weight.parts) {
+        const int32_t panels = std::max(1, part.num_panels() / (kItemsPerWorker * worker.num_workers()));
+        const int64_t num_items = (part.num_panels() + panels - 1) / panels;
+        for (; item < first_item + num_items; item = worker.take()) {
+            const auto first = static_cast<int32_t>((item - first_item) * panels);
+            multiply_panels(part, rows, first, std::min(first + panels, part.num_panels()));
+        }
+        first_item += num_items;
+        rows.out += part.num_rows;
+        if (rows.bias != nullptr) rows.bias += part.num_rows;
+    }
+}
+
+}  // namespace kvarto::KVARTO_ISA

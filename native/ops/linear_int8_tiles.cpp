@@ -1,0 +1,201 @@
+// Sixteen staged rows × sixteen rows of weights × 32 columns in one matrix instruction.
+//
+// Panels are unpacked a chunk of columns at a time, once for all rows. A group's exact sums come out as a tile of int32,
+// go through the first-level cache, and are scaled into sixteen accumulators. While vectors scale one group, the
+// matrix unit works on the next.
+//
+// Cost per 16 × 16 × 32 products: about 26 cycles of the matrix unit (16 to multiply, the rest to load and store tiles)
+// beside 24 to 32 cycles of vectors (3 or 4 operations per row, two in a cycle). These are the bound.
+#include "ops/linear_int8_panels.h"
+
+#if defined(__AMX_INT8__)
+
+#include <algorithm>
+#include <atomic>
+
+#include "weights/unpack.h"
+
+namespace kvarto::KVARTO_ISA {
+
+namespace {
+
+constexpr int32_t kChunk = 24;  // groups unpacked together, a multiple of a K-quant's 8: 15 KiB of the first-level cache
+
+struct alignas(64) TileShapes {
+    uint8_t palette = 1, start_row = 0, reserved[14] = {};
+    uint16_t row_bytes[16] = {};
+    uint8_t num_rows[16] = {};
+};
+
+// A group of sixteen staged rows, and of sixteen weight rows.
+struct RowGroup {
+    int8_t codes[16][kGroup];
+    float scales[16];
+    float sums[16];
+};
+
+template <int num_halves> struct WeightGroup {
+    alignas(64) int8_t quads[8][64];  // signed
+    float scales[num_halves][16];
+    float minimum[16];
+};
+
+// Tiles 0 and 1: sums. 2 and 3: codes of rows. 4 and 5: codes of weights. Q6_K takes half a group at a time.
+template <int num_halves> void configure_tiles() {
+    TileShapes shapes;
+    for (int i = 0; i < 6; ++i) {
+        shapes.num_rows[i] = i < 4 ? 16 : 8 / num_halves;
+        shapes.row_bytes[i] = i == 2 || i == 3 ? kGroup / num_halves : 64;
+    }
+    _tile_loadconfig(&shapes);
+}
+
+// Columns [32 · first, 32 · last) of a panel.
+template <Format format>
+void unpack_chunk(const std::byte* panel, int32_t group_size, int32_t first, int32_t last,
+                  WeightGroup<Block<format>::kHalves>* out) {
+    using B = Block<format>;
+    const int32_t groups = B::groups(group_size);
+    const __m512i offset = _mm512_set1_epi8(B::kOffset);
+    for (int32_t column = first; column < last;) {
+        const B block(panel + column / groups * block_bytes(format, group_size), group_size);
+        for (int32_t group = column % groups; group < groups && column < last; ++group, ++column, ++out) {
+            Quads quads;
+            block.codes(group, quads);
+            for (int j = 0; j < 8; ++j) _mm512_store_si512(out->quads[j], _mm512_sub_epi8(quads[j].v, offset));
+            for (int half = 0; half < B::kHalves; ++half) block.scale(group, half).store(out->scales[half]);
+            if constexpr (B::kHasMinimum) block.minimum(group).store(out->minimum);
+        }
+    }
+}
+
+// Tiles are named by literals: some compilers write them into the instruction's text.
+template <int turn, int num_halves, int half>
+void multiply_tile(const RowGroup& rows, const WeightGroup<num_halves>& weights, int32_t (&sums)[16][16]) {
+    const int8_t* codes = &rows.codes[0][half * kGroup / num_halves];
+    const int8_t* quads = weights.quads[half * 8 / num_halves];
+    if constexpr (turn == 0) {
+        _tile_zero(0);
+        _tile_loadd(2, codes, kGroup);
+        _tile_loadd(4, quads, 64);
+        _tile_dpbssd(0, 2, 4);
+        _tile_stored(0, sums, 64);
+    } else {
+        _tile_zero(1);
+        _tile_loadd(3, codes, kGroup);
+        _tile_loadd(5, quads, 64);
+        _tile_dpbssd(1, 3, 5);
+        _tile_stored(1, sums, 64);
+    }
+}
+
+template <int num_halves, int half, bool has_minimum>
+void scale_tile(const int32_t (&sums)[16][16], const RowGroup& rows, const WeightGroup<num_halves>& weights,
+                __m512 (&totals)[16]) {
+    const __m512 scale = _mm512_load_ps(weights.scales[half]);
+#pragma GCC unroll 16
+    for (int i = 0; i < 16; ++i) {
+        const __m512 both = _mm512_mul_ps(scale, _mm512_set1_ps(rows.scales[i]));
+        totals[i] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(_mm512_load_si512(sums[i])), both, totals[i]);
+    }
+    if constexpr (has_minimum && half == num_halves - 1) {
+        const __m512 minimum = _mm512_load_ps(weights.minimum);
+#pragma GCC unroll 16
+        for (int i = 0; i < 16; ++i) totals[i] = _mm512_fmadd_ps(minimum, _mm512_set1_ps(rows.sums[i]), totals[i]);
+    }
+}
+
+// Groups [0, count) of one tile of rows and one panel, into sixteen accumulators.
+template <Format format>
+void add_groups(const RowGroup* rows, const WeightGroup<Block<format>::kHalves>* weights, int32_t count,
+                __m512 (&totals)[16]) {
+    using B = Block<format>;
+    constexpr int num_halves = B::kHalves;
+    alignas(64) int32_t sums[2][16][16];
+    if constexpr (num_halves == 2) {
+        multiply_tile<0, 2, 0>(rows[0], weights[0], sums[0]);
+        for (int32_t group = 0; group < count; ++group) {
+            multiply_tile<1, 2, 1>(rows[group], weights[group], sums[1]);
+            scale_tile<2, 0, false>(sums[0], rows[group], weights[group], totals);
+            if (group + 1 < count) multiply_tile<0, 2, 0>(rows[group + 1], weights[group + 1], sums[0]);
+            scale_tile<2, 1, false>(sums[1], rows[group], weights[group], totals);
+        }
+    } else {
+        multiply_tile<0, 1, 0>(rows[0], weights[0], sums[0]);
+        for (int32_t group = 0; group < count; group += 2) {
+            if (group + 1 < count) multiply_tile<1, 1, 0>(rows[group + 1], weights[group + 1], sums[1]);
+            scale_tile<1, 0, B::kHasMinimum>(sums[0], rows[group], weights[group], totals);
+            if (group + 1 == count) break;
+            if (group + 2 < count) multiply_tile<0, 1, 0>(rows[group + 2], weights[group + 2], sums[0]);
+            scale_tile<1, 0, B::kHasMinimum>(sums[1], rows[group + 1], weights[group + 1], totals);
+        }
+    }
+}
+
+// Where the sums of a tile of rows and a panel lie between chunks, and in the end.
+struct OutTile {
+    float* out;
+    int64_t stride;
+    int32_t num_rows;
+    __mmask16 lanes;
+
+    void load(__m512 (&totals)[16]) const {
+#pragma GCC unroll 16
+        for (int i = 0; i < 16; ++i)
+            totals[i] = i < num_rows ? _mm512_maskz_loadu_ps(lanes, out + i * stride) : _mm512_setzero_ps();
+    }
+
+    void store(const __m512 (&totals)[16]) const {
+#pragma GCC unroll 16
+        for (int i = 0; i < 16; ++i)
+            if (i < num_rows) _mm512_mask_storeu_ps(out + i * stride, lanes, totals[i]);
+    }
+};
+
+template <Format format> void multiply_panel(const Part& part, const Int8Rows& rows, int32_t panel) {
+    using B = Block<format>;
+    const std::byte* packed = part.data + panel * panel_bytes(format, part.group_size, rows.x.width);
+    const int32_t num_groups = rows.x.width / kGroup, first_lane = panel * kLanes;
+    const auto lanes = static_cast<__mmask16>((1U << std::min(part.num_rows - first_lane, kLanes)) - 1);
+    const auto* staged = reinterpret_cast<const RowGroup*>(rows.staged);
+    WeightGroup<B::kHalves> weights[kChunk];
+    for (int32_t first = 0; first < num_groups; first += kChunk) {
+        const int32_t last = std::min(first + kChunk, num_groups);
+        unpack_chunk<format>(packed, part.group_size, first, last, weights);
+        std::atomic_signal_fence(std::memory_order_seq_cst);  // a tile's load is no memory access to some compilers
+        for (int32_t tile = 0; tile < rows.num_tiles(); ++tile) {
+            const OutTile out{rows.out + 16 * tile * rows.out_stride + first_lane, rows.out_stride,
+                              std::min(rows.num_rows - 16 * tile, 16), lanes};
+            __m512 totals[16] = {};
+            if (first > 0) out.load(totals);
+            add_groups<format>(staged + tile * num_groups + first, weights, last - first, totals);
+            if (last == num_groups && rows.bias != nullptr) {
+                const __m512 bias = _mm512_maskz_loadu_ps(lanes, rows.bias + first_lane);
+                for (__m512& total : totals) total = _mm512_add_ps(total, bias);
+            }
+            out.store(totals);
+        }
+    }
+}
+
+}  // namespace
+
+void multiply_panels_by_tiles(const Part& part, const Int8Rows& rows, int32_t first, int32_t last) {
+    with_format(part.format, [&]<Format format>() {
+        configure_tiles<Block<format>::kHalves>();
+        for (int32_t panel = first; panel < last; ++panel) multiply_panel<format>(part, rows, panel);
+        _tile_release();
+    });
+}
+
+}  // namespace kvarto::KVARTO_ISA
+
+#else
+
+namespace kvarto::KVARTO_ISA {
+
+void multiply_panels_by_tiles(const Part&, const Int8Rows&, int32_t, int32_t) {}
+
+}  // namespace kvarto::KVARTO_ISA
+
+#endif
