@@ -71,7 +71,7 @@ void unpack_chunk(const std::byte* panel, int32_t group_size, int32_t first, int
 
 // Tiles are named by literals: some compilers write them into the instruction's text.
 template <int turn, int num_halves, int half>
-void multiply_tile(const RowGroup& rows, const WeightGroup<num_halves>& weights, int32_t (&sums)[16][16]) {
+[[gnu::always_inline]] inline void multiply_tile(const RowGroup& rows, const WeightGroup<num_halves>& weights, int32_t (&sums)[16][16]) {
     const int8_t* codes = &rows.codes[0][half * kGroup / num_halves];
     const int8_t* quads = weights.quads[half * 8 / num_halves];
     if constexpr (turn == 0) {
@@ -90,7 +90,7 @@ void multiply_tile(const RowGroup& rows, const WeightGroup<num_halves>& weights,
 }
 
 template <int num_halves, int half, bool has_minimum>
-void scale_tile(const int32_t (&sums)[16][16], const RowGroup& rows, const WeightGroup<num_halves>& weights,
+[[gnu::always_inline]] inline void scale_tile(const int32_t (&sums)[16][16], const RowGroup& rows, const WeightGroup<num_halves>& weights,
                 __m512 (&totals)[16]) {
     const __m512 scale = _mm512_load_ps(weights.scales[half]);
 #pragma GCC unroll 16
@@ -106,8 +106,9 @@ void scale_tile(const int32_t (&sums)[16][16], const RowGroup& rows, const Weigh
 }
 
 // Groups [0, count) of one tile of rows and one panel, into sixteen accumulators.
+// Inlined, so that the accumulators stay in registers.
 template <Format format>
-void add_groups(const RowGroup* rows, const WeightGroup<Block<format>::kHalves>* weights, int32_t count,
+[[gnu::always_inline]] inline void add_groups(const RowGroup* rows, const WeightGroup<Block<format>::kHalves>* weights, int32_t count,
                 __m512 (&totals)[16]) {
     using B = Block<format>;
     constexpr int num_halves = B::kHalves;

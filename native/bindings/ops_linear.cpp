@@ -1,0 +1,18 @@
+// Sizes of linears, which the plan needs before there is memory.
+#include <nanobind/nanobind.h>
+
+#define KVARTO_ISA portable  // the sizes are the same for every instruction set
+#include "ops/linear_int8.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace kvarto {
+
+void bind_ops_linear(nb::module_& ops) {
+    ops.def("quantised_row_bytes", &quantised_row_bytes, "width"_a, "Bytes of one quantised row.");
+    ops.def("linear_int8_scratch_bytes", &linear_int8_scratch_bytes, "num_rows"_a, "width"_a, "quantises"_a,
+            "Bytes of a linear's scratch for int8 products with up to `num_rows` rows; `quantises` where x is float32.");
+}
+
+}  // namespace kvarto
