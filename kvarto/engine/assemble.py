@@ -26,7 +26,7 @@ from kvarto.engine.malloc import trim_heap
 from kvarto.engine.messages import Ready, Stats
 from kvarto.engine.phases import Phases
 from kvarto.engine.scheduler import Scheduler
-from kvarto.engine.settings import check_settings, open_backend, plan_layout, weights_dtype
+from kvarto.engine.settings import check_settings, open_backend, plan_layout, row_major_dtype
 from kvarto.engine.validate import ModelLimits
 from kvarto.memory.arbiter import Arbiter
 from kvarto.memory.ledger import Ledger, OwnerKind
@@ -38,6 +38,7 @@ from kvarto.models.decoder import build_program
 from kvarto.models.files import open_weights
 from kvarto.models.loader import check_tensors, load_weights
 from kvarto.models.model import model_name
+from kvarto.models.packing import format_names, pack_matrices
 from kvarto.ops.base import Backend
 from kvarto.planning.cost import RecomputeCost
 from kvarto.planning.page_count import pages_for_sequence
@@ -94,16 +95,16 @@ class Engine:
         self.backend.close()
 
 
-def open_program(config: EngineConfig) -> tuple[WeightFiles, Program]:
-    """Headers and configuration of the model, and the program that they make. Nothing big is read. The caller closes
-    the files. Raises BadFile, UnsupportedModel or UsageError.
+def open_program(config: EngineConfig, backend: Backend) -> tuple[WeightFiles, Program]:
+    """Headers and configuration of the model, and the program that they make for that backend. Nothing big is read. The
+    caller closes the files. Raises BadFile, UnsupportedModel or UsageError.
     """
     check_settings(config)
-    dtype = weights_dtype(config)
     files = open_weights(Path(config.model))
     try:
-        program = build_program(parse_config(files.config), dtype)
+        program = build_program(parse_config(files.config), row_major_dtype(config, backend))
         check_tensors(program, files)
+        program = pack_matrices(program, files, backend.weight_format)
     except BaseException:
         files.close()
         raise
@@ -112,9 +113,10 @@ def open_program(config: EngineConfig) -> tuple[WeightFiles, Program]:
 
 def plan_engine(config: EngineConfig) -> tuple[Program, Layout]:
     """What `build` would lay out, without reserving anything; for `kvarto plan`."""
-    files, program = open_program(config)
+    backend = open_backend(config)
+    files, program = open_program(config, backend)
     files.close()
-    return program, plan_layout(config, program, open_backend(config))
+    return program, plan_layout(config, program, backend)
 
 
 def build(
@@ -132,10 +134,10 @@ def build(
     clock = clock or MonotonicClock()
     phases = Phases(clock, on_phase)
     with phases.phase("read model"):
-        files, program = open_program(config)
+        backend = backend or open_backend(config)
+        files, program = open_program(config, backend)
     try:
         with phases.phase("plan memory"):
-            backend = backend or open_backend(config)
             layout = plan_layout(config, program, backend)
         return _open(config, channel, clock, phases, _Model(files, program, layout, backend))
     finally:
@@ -184,7 +186,7 @@ def _wire(
     ledger = Ledger(layout, pool)
     transfers = Transfers(backend.copy_page, clock)
     name = model_name(model.files.path)
-    fingerprint = f"{backend.fingerprint}/weights-{weights_dtype(config)}/kv-{layout.kv_format.dtype}"
+    fingerprint = f"{backend.fingerprint}/weights-{format_names(program)}/kv-{layout.kv_format.dtype}"
     cache = KVCache(
         pool=pool,
         arbiter=Arbiter(pool),

@@ -19,6 +19,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Folder, GGUF file, hub id (`org/name`, `org/name:Q4_K_M`), or `demo`."""  # an engine process gets a local path
     device: str = "cpu"
     """Where weights and pages live: `cpu`, or a PyTorch device such as `cuda:0`."""
+    backend: str = "auto"
+    """What computes: `native` (this machine's cores), `reference` (PyTorch), or `auto`: native on a CPU."""
     threads: int | None = None
     """Threads that compute; without it, as many as the cores that this process may use."""
     device_memory: int | None = None
@@ -38,9 +40,13 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_num_queued: int = 1024
     """Requests that wait; more are answered 429."""
     dtype: str = "auto"
-    """Weights in memory: `auto` (f32 on a CPU), `f32`, `f16` or `bf16`. Products add up in f32."""
+    """Weights in memory: `auto` (as the model's files have them; f32 on the reference backend), `f32`, `f16` or `bf16`.
+    Products add up in f32."""
+    activations: str = "auto"
+    """What weights are multiplied with: `f32`, `int8` (quantised per row and 32 columns, where weights have 8 bits or
+    less), or `auto`: int8 where that can be. With f32 the tokens are those of the reference backend."""
     kv_cache_dtype: str = "auto"
-    """KV in pages: `auto` (f32 on the reference backend), `f32`, `f16`, `bf16` or `int8`."""
+    """KV in pages: `auto` (f32 with f32 activations, else f16 or bf16), `f32`, `f16`, `bf16` or `int8`."""
     enable_prefix_caching: bool = True
     """Share the KV of equal prefixes."""
     prompt_lookup_num_tokens: int = 0

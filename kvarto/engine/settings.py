@@ -25,6 +25,8 @@ FLOAT_DTYPES = (DType.F32, DType.F16, DType.BF16)
 KV_DTYPES = (*FLOAT_DTYPES, DType.I8)
 BLOCK_SIZES = (8, 16, 32, 64, 128, 256)
 POLICIES = ("fcfs", "priority")
+BACKENDS = ("auto", "native", "reference")
+ACTIVATIONS = ("auto", "f32", "int8")
 
 
 def check_settings(config: EngineConfig) -> None:
@@ -45,27 +47,49 @@ def check_settings(config: EngineConfig) -> None:
         )
     _one_of("--block-size", config.block_size, BLOCK_SIZES)
     _one_of("--scheduling-policy", config.scheduling_policy, POLICIES)
+    _one_of("--backend", config.backend, BACKENDS)
+    _one_of("--activations", config.activations, ACTIVATIONS)
     _one_of("--dtype", config.dtype, ("auto", *FLOAT_DTYPES))
     _one_of("--kv-cache-dtype", config.kv_cache_dtype, ("auto", *KV_DTYPES))
 
 
 def open_backend(config: EngineConfig) -> Backend:
-    """The backend for `config.device`, without memory yet. Raises UsageError when PyTorch or the device is missing."""
+    """The backend for `config.backend` and `config.device`, without memory yet. Raises UsageError."""
+    num_threads = config.threads or read_limits().num_cpus
+    if config.backend in ("auto", "reference"):
+        return _open_reference(config, num_threads)
+    if config.device != "cpu":
+        raise UsageError(f"`--backend native` computes on `cpu`, not on `{config.device}`; use `--backend reference`")
+    return _open_native(config, num_threads)
+
+
+def _open_native(config: EngineConfig, num_threads: int) -> Backend:
+    try:
+        from kvarto.ops.native import NativeBackend
+    except ImportError as error:
+        raise UsageError(f"the native module is not built for this Python ({error}); `make native` builds it") from error
+    return NativeBackend(num_threads, activations=config.activations, dtype=config.dtype)
+
+
+def _open_reference(config: EngineConfig, num_threads: int) -> Backend:
+    if config.activations == "int8":
+        raise UsageError("`--activations int8` needs the native backend; the reference computes in f32")
     try:
         from kvarto.ops.reference.backend import ReferenceBackend
     except ImportError as error:
         raise UsageError(f"the reference backend needs PyTorch ({error}); `pip install 'kvarto[torch]'`") from error
-    return ReferenceBackend(config.device, config.threads or read_limits().num_cpus)
+    return ReferenceBackend(config.device, num_threads)
 
 
-def weights_dtype(config: EngineConfig) -> DType:
-    """How weights are kept in memory."""
-    return DType.F32 if config.dtype == "auto" else DType(config.dtype)
+def row_major_dtype(config: EngineConfig, backend: Backend) -> DType:
+    """How matrices are kept that the backend does not pack. One that packs reads what is left as f32."""
+    is_packing = backend.weight_format("F32") is not None
+    return DType.F32 if is_packing or config.dtype == "auto" else DType(config.dtype)
 
 
-def kv_dtype(config: EngineConfig, backend: Backend) -> DType:
+def kv_dtype(config: EngineConfig, program: Program, backend: Backend) -> DType:
     """How KV is kept in pages."""
-    return backend.default_kv_dtype() if config.kv_cache_dtype == "auto" else DType(config.kv_cache_dtype)
+    return backend.default_kv_dtype(program) if config.kv_cache_dtype == "auto" else DType(config.kv_cache_dtype)
 
 
 def step_limits(config: EngineConfig, program: Program) -> StepLimits:
@@ -106,7 +130,7 @@ def plan_for_load(config: EngineConfig, program: Program, backend: Backend, toke
 
 def _plan_inputs(config: EngineConfig, program: Program, backend: Backend) -> tuple[StepLimits, DType, dict[int, int]]:
     """Step limits, type of KV, and scratch by op index."""
-    limits, dtype = step_limits(config, program), kv_dtype(config, backend)
+    limits, dtype = step_limits(config, program), kv_dtype(config, program, backend)
     kv_format = program.kv_format(dtype, config.block_size)
     sizes = {index: backend.scratch_bytes(op, program, limits, kv_format) for index, op in enumerate(program.ops)}
     return limits, dtype, {index: size for index, size in sizes.items() if size}

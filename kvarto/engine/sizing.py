@@ -21,7 +21,8 @@ def size_engine(config: EngineConfig, tokens_per_seq: int | None = None) -> tupl
     """
     if config.device != "cpu":
         config = msgspec.structs.replace(config, device=NO_DEVICE)
-    files, program = open_program(config)
+    backend = open_backend(config)
+    files, program = open_program(config, backend)
     files.close()
     num_tokens = step_limits(config, program).max_context if tokens_per_seq is None else tokens_per_seq
-    return program, plan_for_load(config, program, open_backend(config), num_tokens)
+    return program, plan_for_load(config, program, backend, num_tokens)

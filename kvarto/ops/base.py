@@ -22,15 +22,15 @@ class Backend(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """Backend, activations, kernel version: two processes with equal fingerprints give equal bits."""
+        """Backend, activations, kernel version: two open backends with equal ones give equal bits."""
         ...
 
     def device_memory(self) -> tuple[int, int] | None:
         """Total and free bytes of the device's own memory; None where it computes in this machine's."""
         ...
 
-    def default_kv_dtype(self) -> DType:
-        """What `--kv-cache-dtype auto` means here."""
+    def default_kv_dtype(self, program: Program) -> DType:
+        """What `--kv-cache-dtype auto` means here, for that program."""
         ...
 
     def weight_format(self, file_format: str) -> WeightFormat | None:

@@ -154,8 +154,8 @@ void BoundProgram::add_sample(RowsAt logits, BytesAt scratch) {
     executor_.add(SampleOp{rows(logits), at(scratch), scratch.size_bytes});
 }
 
-void BoundProgram::run(nb::handle step, nb::handle result) {
-    const StepArrays arrays(step, result, bounds_.num_groups);
+void BoundProgram::run(nb::handle step, nb::handle page_tables, nb::handle slot_mapping, nb::handle result) {
+    const StepArrays arrays(step, page_tables, slot_mapping, result, bounds_.num_groups);
     const nb::gil_scoped_release released;
     check_step(arrays.view(), bounds_);
     executor_.run(arrays.view());

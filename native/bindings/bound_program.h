@@ -77,7 +77,8 @@ public:
     void add_sample(RowsAt logits, BytesAt scratch);
 
     // One pass; other Python threads run meanwhile.
-    void run(nanobind::handle step, nanobind::handle result);
+    void run(nanobind::handle step, nanobind::handle page_tables, nanobind::handle slot_mapping,
+             nanobind::handle result);
     int64_t num_phases() const { return executor_.num_phases(); }
 
 private:

@@ -4,6 +4,8 @@
 namespace kvarto {
 
 void bind_ops(nanobind::module_& ops);
+void bind_ops_attention(nanobind::module_& ops);
+void bind_ops_linear(nanobind::module_& ops);
 void bind_weights(nanobind::module_& weights);
 
 }  // namespace kvarto
@@ -12,6 +14,8 @@ NB_MODULE(_native, module) {
     module.doc() = "Kvarto's native code: one submodule per room.";
     auto ops = module.def_submodule("ops", "Instruction sets, kernels and compiled programs.");
     kvarto::bind_ops(ops);
+    kvarto::bind_ops_attention(ops);
+    kvarto::bind_ops_linear(ops);
     auto weights = module.def_submodule("weights", "Formats of matrices and their repacking.");
     kvarto::bind_weights(weights);
 }

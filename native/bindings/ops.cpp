@@ -12,6 +12,8 @@ using namespace nb::literals;
 
 namespace kvarto {
 
+void bind_ops_attention(nb::module_& ops);
+
 namespace {
 
 std::vector<std::string> isas() {
@@ -63,7 +65,7 @@ void bind_program(nb::module_& ops) {
         .def("add_logits", &P::add_logits, "x"_a, "out"_a, "weight"_a, "bias"_a.none(), "scale"_a, "softcap"_a,
              "is_int8"_a, "scratch"_a)
         .def("add_sample", &P::add_sample, "logits"_a, "scratch"_a)
-        .def("run", &P::run, "step"_a, "result"_a,
+        .def("run", &P::run, "step"_a, "page_tables"_a, "slot_mapping"_a, "result"_a,
              "One pass. Raises ValueError where the step does not fit, before anything is computed.")
         .def_prop_ro("num_phases", &P::num_phases, "Phases of a step, each but the last followed by a barrier.");
 }
@@ -74,6 +76,7 @@ void bind_ops(nb::module_& ops) {
     ops.def("isas", &isas, "Instruction sets that can run here, the best one last.");
     bind_places(ops);
     bind_program(ops);
+    bind_ops_attention(ops);
 }
 
 }  // namespace kvarto

@@ -27,8 +27,7 @@ int64_t num_elements(const Py_buffer& buffer) { return buffer.len / buffer.items
 
 }  // namespace
 
-const Py_buffer& StepArrays::borrow(nb::handle owner, const char* name, char type, bool is_written) {
-    const nb::object array = nb::getattr(owner, name);
+const Py_buffer& StepArrays::borrow(nb::handle array, const char* name, char type, bool is_written) {
     Py_buffer buffer;
     const int flags = PyBUF_C_CONTIGUOUS | PyBUF_FORMAT | (is_written ? PyBUF_WRITABLE : 0);
     if (PyObject_GetBuffer(array.ptr(), &buffer, flags) != 0) {
@@ -42,23 +41,25 @@ const Py_buffer& StepArrays::borrow(nb::handle owner, const char* name, char typ
 }
 
 template <class T> const T* StepArrays::array(nb::handle owner, const char* name, int64_t count) {
-    const Py_buffer& buffer = borrow(owner, name, type_code<T>(), false);
+    const Py_buffer& buffer = borrow(nb::getattr(owner, name), name, type_code<T>(), false);
     if (num_elements(buffer) != count)
         refuse(name, "has " + std::to_string(num_elements(buffer)) + " elements, not " + std::to_string(count));
     return static_cast<const T*>(buffer.buf);
 }
 
 template <class T> T* StepArrays::result_array(nb::handle owner, const char* name, int64_t count) {
-    const Py_buffer& buffer = borrow(owner, name, type_code<T>(), true);
+    const Py_buffer& buffer = borrow(nb::getattr(owner, name), name, type_code<T>(), true);
     if (num_elements(buffer) != count)
         refuse(name, "has " + std::to_string(num_elements(buffer)) + " elements, not " + std::to_string(count));
     return static_cast<T*>(buffer.buf);
 }
 
-StepArrays::StepArrays(nb::handle step, nb::handle result, int32_t num_groups) {
+StepArrays::StepArrays(nb::handle step, nb::handle page_tables, nb::handle slot_mapping, nb::handle result,
+                       int32_t num_groups) {
     buffers_.reserve(kNumArrays);
     try {
-        borrow_step(step, num_groups);
+        borrow_step(step);
+        borrow_pages(page_tables, slot_mapping, num_groups);
         borrow_sampling(nb::getattr(step, "sampling"));
         borrow_result(result);
     } catch (...) {
@@ -71,25 +72,31 @@ StepArrays::~StepArrays() {
     for (Py_buffer& buffer : buffers_) PyBuffer_Release(&buffer);
 }
 
-void StepArrays::borrow_step(nb::handle step, int32_t num_groups) {
-    const Py_buffer& tokens = borrow(step, "token_ids", 'i', false);
-    const Py_buffer& contexts = borrow(step, "context_lens", 'i', false);
-    const Py_buffer& samples = borrow(step, "sample_rows", 'i', false);
-    const Py_buffer& tables = borrow(step, "page_tables", 'i', false);
+void StepArrays::borrow_step(nb::handle step) {
+    const Py_buffer& tokens = borrow(nb::getattr(step, "token_ids"), "token_ids", 'i', false);
+    const Py_buffer& contexts = borrow(nb::getattr(step, "context_lens"), "context_lens", 'i', false);
+    const Py_buffer& samples = borrow(nb::getattr(step, "sample_rows"), "sample_rows", 'i', false);
     StepView& view = view_;
     view.num_tokens = static_cast<int32_t>(num_elements(tokens));
     view.num_seqs = static_cast<int32_t>(num_elements(contexts));
     view.num_samples = static_cast<int32_t>(num_elements(samples));
-    if (tables.ndim != 3 || tables.shape[0] != num_groups || tables.shape[1] != view.num_seqs)
-        refuse("page_tables", "is not [" + std::to_string(num_groups) + ", num_seqs, max_pages]");
-    view.max_pages = static_cast<int32_t>(tables.shape[2]);
     view.token_ids = static_cast<const int32_t*>(tokens.buf);
     view.context_lens = static_cast<const int32_t*>(contexts.buf);
     view.sample_rows = static_cast<const int32_t*>(samples.buf);
-    view.page_tables = static_cast<const int32_t*>(tables.buf);
     view.positions = array<int32_t>(step, "positions", view.num_tokens);
     view.cu_seqlens = array<int32_t>(step, "cu_seqlens", view.num_seqs + 1);
-    view.slot_mapping = array<int64_t>(step, "slot_mapping", int64_t{num_groups} * view.num_tokens);
+}
+
+void StepArrays::borrow_pages(nb::handle page_tables, nb::handle slot_mapping, int32_t num_groups) {
+    const Py_buffer& tables = borrow(page_tables, "page_tables", 'i', false);
+    if (tables.ndim != 3 || tables.shape[0] != num_groups || tables.shape[1] != view_.num_seqs)
+        refuse("page_tables", "is not [" + std::to_string(num_groups) + ", num_seqs, max_pages]");
+    view_.max_pages = static_cast<int32_t>(tables.shape[2]);
+    view_.page_tables = static_cast<const int32_t*>(tables.buf);
+    const Py_buffer& slots = borrow(slot_mapping, "slot_mapping", 'l', false);
+    if (slots.ndim != 2 || slots.shape[0] != num_groups || slots.shape[1] != view_.num_tokens)
+        refuse("slot_mapping", "is not [" + std::to_string(num_groups) + ", num_tokens]");
+    view_.slot_mapping = static_cast<const int64_t*>(slots.buf);
 }
 
 void StepArrays::borrow_sampling(nb::handle sampling) {
@@ -119,7 +126,7 @@ void StepArrays::borrow_sampling(nb::handle sampling) {
 void StepArrays::borrow_result(nb::handle result) {
     ResultView& view = view_.result;
     const int64_t count = view_.num_samples;
-    const Py_buffer& top_ids = borrow(result, "top_ids", 'i', true);
+    const Py_buffer& top_ids = borrow(nb::getattr(result, "top_ids"), "top_ids", 'i', true);
     if (top_ids.ndim != 2 || top_ids.shape[0] != count) refuse("top_ids", "is not [num_samples, k]");
     view.num_top = static_cast<int32_t>(top_ids.shape[1]);
     view.top_ids = static_cast<int32_t*>(top_ids.buf);

@@ -1,6 +1,8 @@
 // The table of this instruction set's kernels.
 #include "core/kernels.h"
 
+#include "ops/attention.h"
+#include "ops/linear.h"
 #include "ops/row_ops.h"
 #include "ops/write_kv.h"
 
@@ -20,8 +22,8 @@ const Kernels& kernels() {
         .gated_activation = gated_activation,
         .activate = activate,
         .gather = gather,
-        .linear = nullptr,
-        .attention = nullptr,
+        .linear = linear,
+        .attention = attention,
         .route = nullptr,
         .experts = nullptr,
         .logits = nullptr,

@@ -17,7 +17,7 @@ template <class Fill> inline void write_row(const Rows& rows, int64_t row, Fill 
     for (int32_t first = 0; first < rows.width; first += kPiece) {
         const int32_t count = rows.width - first < kPiece ? rows.width - first : kPiece;
         fill(first, count, piece);
-        quantise_row(piece, count, {out.codes + first, out.scales + first / kGroup, out.sums + first / kGroup});
+        quantise_row(piece, count, out.from(first));
     }
 }
 

@@ -28,9 +28,10 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> EngineConfig:
 
 def layout_bytes(config: EngineConfig, **changes: object) -> int:
     config = msgspec.structs.replace(config, **changes)
-    files, program = open_program(config)
+    backend = OwnMemory()
+    files, program = open_program(config, backend)
     files.close()
-    return plan_layout(config, program, OwnMemory()).budget.device_bytes
+    return plan_layout(config, program, backend).budget.device_bytes
 
 
 def test_a_share_is_one_of_the_device(config: EngineConfig) -> None:
@@ -58,6 +59,8 @@ def test_a_cpu_computes_in_this_machines_memory() -> None:
         ({"block_size": 24}, "--block-size 24"),
         ({"scheduling_policy": "lifo"}, "--scheduling-policy lifo"),
         ({"dtype": "int8"}, "--dtype int8"),
+        ({"backend": "torch"}, "--backend torch"),
+        ({"activations": "f16"}, "--activations f16"),
         ({"kv_cache_dtype": "fp8"}, "--kv-cache-dtype fp8"),
     ],
 )
@@ -67,4 +70,4 @@ def test_what_no_model_could_serve_is_refused_before_one_is_looked_for(settings:
     with pytest.raises(UsageError, match=says):
         check_settings(msgspec.structs.replace(nowhere, **settings))
     with pytest.raises(UsageError, match=says):
-        open_program(msgspec.structs.replace(nowhere, **settings))
+        open_program(msgspec.structs.replace(nowhere, **settings), OwnMemory())

@@ -63,7 +63,7 @@ class ReferenceBackend:
         free_bytes, total_bytes = torch.cuda.mem_get_info(self._device)
         return total_bytes, free_bytes
 
-    def default_kv_dtype(self) -> DType:
+    def default_kv_dtype(self, program: Program) -> DType:
         """f32: nothing is lost by paging."""
         return DType.F32
 

@@ -1,0 +1,13 @@
+"""Formats of matrices and their repacking. Formats are `WeightFormat.code`."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+def part_bytes(format: int, group_size: int, num_rows: int, num_columns: int) -> int: ...
+def file_row_bytes(format: int, group_size: int, num_columns: int) -> int: ...
+def repack_rows(
+    format: int, group_size: int, num_columns: int, rows: NDArray[np.uint8], panels: NDArray[np.uint8]
+) -> None: ...
+def unpack_rows(
+    format: int, group_size: int, panels: NDArray[np.uint8], first: int, out: NDArray[np.float32]
+) -> None: ...
