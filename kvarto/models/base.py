@@ -65,6 +65,8 @@ class WeightFiles(ABC):
     config: dict[str, Any]
     """In the form of Hugging Face's `config.json`."""
     tensors: dict[str, TensorInfo]
+    may_be_unused: frozenset[str] = frozenset()
+    """Tensors that say nothing, and that a model may have no place for."""
 
     @abstractmethod
     def read_rows(self, name: str, start: int, stop: int) -> Float32:

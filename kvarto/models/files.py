@@ -7,6 +7,7 @@ from pathlib import Path
 from kvarto.core.errors import BadFile
 from kvarto.models.base import TensorInfo, WeightFiles
 from kvarto.models.gguf import GGUFFiles
+from kvarto.models.int4 import open_quantised
 from kvarto.models.raw_file import RawFile
 from kvarto.models.safetensors import SafetensorsFiles, refuse_pickle
 
@@ -28,7 +29,7 @@ def open_weights(path: Path) -> WeightFiles:
 
 def _open_folder(folder: Path) -> WeightFiles:
     if (folder / "config.json").is_file():
-        return SafetensorsFiles(folder)
+        return open_quantised(SafetensorsFiles(folder))
     ggufs = sorted(folder.glob("*.gguf"))
     if len(ggufs) == 1:
         return open_weights(ggufs[0])

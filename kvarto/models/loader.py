@@ -64,7 +64,8 @@ def check_tensors(program: Program, files: WeightFiles) -> None:
     for weight in program.weights.values():
         _check_shapes(weight, files)
     used = {source.name for source in sources}
-    unused = [name for name in files.tensors if name not in used and not _is_no_parameter(name)]
+    known = used | files.may_be_unused
+    unused = [name for name in files.tensors if name not in known and not _is_no_parameter(name)]
     if unused:
         raise UnsupportedModel(
             f"`{files.path}` has {len(unused)} tensors that `{program.architecture}` has no use for: {_some(unused)}; "

@@ -10,11 +10,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from kvarto.core.buffers import Weight, WeightPart
+from kvarto.core.errors import UnsupportedModel
 from kvarto.core.ops import Embed, Experts, Linear, Logits, Route
 from kvarto.core.program import Program
 from kvarto.core.weight_format import WeightFormat, block_columns
 from kvarto.models.bands import Band, band_of
 from kvarto.models.base import WeightFiles
+from kvarto.models.int4_modules import UNORDERED
 
 Keep = Callable[[str], WeightFormat | None]
 """From a file's type (`BF16`, `Q4_K`, …) to what a backend keeps for it in a matrix; None keeps matrices row-major."""
@@ -66,6 +68,12 @@ def _part(band: Band, files: WeightFiles, keep: Keep) -> WeightPart | None:
     format = keep(band.info.file_dtype)
     if format is None:
         return None
+    if band.info.file_dtype == UNORDERED and not format.is_float:
+        raise UnsupportedModel(
+            f"`{files.path}`: the columns of `{band.info.name}` were quantised out of order (`desc_act`, `g_idx`), and "
+            "packed codes need groups of neighbours; `--dtype bf16` widens the weights instead, or quantise the model "
+            "with `desc_act` false or `static_groups` true"
+        )
     if format is not band.info.row_format or not band.has_raw_rows(files):
         format = _rounded(format, band.num_columns)
     group_size = band.info.group_size if format is WeightFormat.INT4 else 0

@@ -77,6 +77,11 @@ class SafetensorsFiles(WeightFiles):
 
     def read_rows(self, name: str, start: int, stop: int) -> Float32:
         """See WeightFiles."""
+        entry = self._entries[name]
+        if entry.info.file_dtype not in _READABLE:
+            raise UnsupportedModel(
+                f"tensor `{name}` in `{entry.file.path}` is {entry.info.file_dtype}; read are {', '.join(_READABLE)}"
+            )
         raw = self.read_raw_rows(name, start, stop)
         return _to_float32(raw.reshape(-1), self.tensors[name].file_dtype).reshape(len(raw), -1)
 
@@ -85,12 +90,8 @@ class SafetensorsFiles(WeightFiles):
         return not is_transposed
 
     def read_raw_rows(self, name: str, start: int, stop: int) -> RawRows:
-        """See WeightFiles."""
+        """See WeightFiles. Of any type."""
         entry = self._entries[name]
-        if entry.info.file_dtype not in _READABLE:
-            raise UnsupportedModel(
-                f"tensor `{name}` in `{entry.file.path}` is {entry.info.file_dtype}; read are {', '.join(_READABLE)}"
-            )
         row_bytes = entry.info.num_columns * _ITEM_BYTES[entry.info.file_dtype]
         offset, size_bytes = entry.offset + start * row_bytes, (stop - start) * row_bytes
         raw = entry.file.read(offset, size_bytes)
