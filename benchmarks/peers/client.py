@@ -12,7 +12,7 @@ from benchmarks.peers.prompts import Prompt
 from kvarto.cli.openai_client import OpenAIClient, ServerRefused, ServerUnreachable
 from kvarto.core.errors import EngineError
 
-ANSWER_TIMEOUT_S = 900.0
+ANSWER_TIMEOUT_S = 300.0
 NEVER = frozenset({400, 401, 404, 422})
 """HTTP's codes of a server that is up and will not take the request later either; one that loads says 503."""
 

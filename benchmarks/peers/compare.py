@@ -8,17 +8,21 @@ import statistics
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 from benchmarks.peers.client import send_all
 from benchmarks.peers.figures import Answer
 from benchmarks.peers.folders import Folders
+from benchmarks.peers.process_tree import CoreUse
 from benchmarks.peers.prompts import PromptMaker
 from benchmarks.peers.server_process import Launch, Server, running
 from benchmarks.peers.workload import Column
 
 WARM_UP_TOKENS = (512, 200, 64)
 """Prompts sent before anything is timed, all at once: kernels are compiled and buffers touched."""
+IDLE_CORES = 0.02
+"""A server that uses more of them while nobody asks is stopped while another one is measured."""
 
 
 @dataclass(slots=True)
@@ -29,14 +33,22 @@ class Row:
     version: str
     command: str
     start_s: float
-    idle_fraction: float
+    idle_cores: float
+    """Busy while nobody asks."""
     peak_rss_bytes: int = 0
     values: dict[str, list[float]] = field(default_factory=dict)
     """By column, one figure per repetition."""
+    foreign_cores: dict[str, list[float]] = field(default_factory=dict)
+    """Beside each figure: cores that processes outside the benchmark used meanwhile."""
 
     def median(self, column: str) -> float:
         """Of the repetitions."""
         return statistics.median(self.values[column])
+
+    @property
+    def most_foreign_cores(self) -> float:
+        """Of all its measurements."""
+        return max((cores for several in self.foreign_cores.values() for cores in several), default=0.0)
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON, medians included."""
@@ -81,9 +93,16 @@ class Comparison:
         for _ in range(self.num_repetitions):
             salt = secrets.token_hex(8)  # the same for all of this round, and never seen before
             for server, row in zip(servers, rows, strict=True):
-                answers = self._send(server, column, salt)
-                row.values.setdefault(column.name, []).append(column.figure(answers))
-                self.say(f"{row.label:40} {column.name:8} {row.values[column.name][-1]:10.1f} tok/s")
+                with ExitStack() as stack:
+                    for other, its_row in zip(servers, rows, strict=True):
+                        if other is not server and its_row.idle_cores > IDLE_CORES:
+                            stack.enter_context(other.paused())
+                    use = CoreUse.start()
+                    figure = column.figure(self._send(server, column, salt))
+                    foreign_cores = use.foreign_cores()
+                row.values.setdefault(column.name, []).append(figure)
+                row.foreign_cores.setdefault(column.name, []).append(foreign_cores)
+                self.say(f"{row.label:40} {column.name:8} {figure:10.1f} tok/s, others use {foreign_cores:.2f} cores")
 
     def _send(self, server: Server, column: Column, salt: str) -> list[Answer]:
         prompts = column.prompts(self.maker, salt)
@@ -94,10 +113,10 @@ class Comparison:
         prompts = [self.maker.one(f"{salt}/{length}", length, 8) for length in WARM_UP_TOKENS]
         asyncio.run(send_all(server.launch.url, server.launch.model, prompts, len(prompts)))
 
-    def _log_path(self, launch: Launch) -> Any:
+    def _log_path(self, launch: Launch) -> Path:
         return self.folders.root / "logs" / f"{launch.port}.log"
 
 
 def _row(server: Server) -> Row:
     launch = server.launch
-    return Row(launch.label, launch.version, " ".join(launch.command), server.start_s, server.idle_fraction())
+    return Row(launch.label, launch.version, " ".join(launch.command), server.start_s, server.idle_cores())

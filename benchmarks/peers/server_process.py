@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.peers.client import is_answering
+from benchmarks.peers.process_tree import cpu_s, peak_rss_bytes
 from kvarto.core.errors import EngineError
 
-START_TIMEOUT_S = 900.0
+START_TIMEOUT_S = 600.0
 STOP_TIMEOUT_S = 15.0
 POLL_S = 0.05
 IDLE_WINDOW_S = 2.0
@@ -53,17 +54,23 @@ class Server:
 
     @property
     def peak_rss_bytes(self) -> int:
-        """Highest resident set of each of its processes, added up; pages that two of them map count twice."""
-        return sum(_status_bytes(pid, "VmHWM") for pid in _tree(self.process.pid))
+        """Of all its processes."""
+        return peak_rss_bytes(self.process.pid)
 
-    def idle_fraction(self) -> float:
-        """Cores that it uses while nobody asks: more than a few percent disturbs the one it is compared with."""
-        before_s = self._cpu_s()
+    def idle_cores(self) -> float:
+        """Cores that it uses while nobody asks."""
+        before_s = cpu_s(self.process.pid)
         time.sleep(IDLE_WINDOW_S)
-        return (self._cpu_s() - before_s) / IDLE_WINDOW_S
+        return (cpu_s(self.process.pid) - before_s) / IDLE_WINDOW_S
 
-    def _cpu_s(self) -> float:
-        return sum(map(_cpu_s, _tree(self.process.pid)))
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """None of its processes runs: for a server that is busy while it waits, when it is another one's turn."""
+        os.killpg(self.process.pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            os.killpg(self.process.pid, signal.SIGCONT)
 
 
 def free_port() -> int:
@@ -102,7 +109,7 @@ def _wait(launch: Launch, process: subprocess.Popen[bytes], log_path: Path) -> N
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
-    """The whole process group: the session was ours to start, so nobody else is in it."""
+    """The whole process group: its session began with the process, so nobody else is in it."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, number)
@@ -119,27 +126,3 @@ def _group_lives(group: int) -> bool:
         return False
     return True
 
-
-def _tree(pid: int) -> list[int]:
-    """The process and its descendants that live."""
-    found = [pid]
-    for parent in found:  # grows while it is read
-        with contextlib.suppress(OSError):
-            for thread in Path(f"/proc/{parent}/task").iterdir():
-                found += map(int, (thread / "children").read_text().split())
-    return found
-
-
-def _status_bytes(pid: int, key: str) -> int:
-    with contextlib.suppress(OSError):
-        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-            if line.startswith(f"{key}:"):
-                return int(line.split()[1]) * 1024
-    return 0
-
-
-def _cpu_s(pid: int) -> float:
-    with contextlib.suppress(OSError):
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-    return 0.0
