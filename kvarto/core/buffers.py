@@ -77,6 +77,8 @@ class WeightPart:
     """Columns that share a scale, of int4; 0 elsewhere."""
     num_rows: int
     """Without padding."""
+    file_dtype: str = ""
+    """What the model's file has for these rows (`Q4_K`, …), for people."""
 
     def size_bytes(self, num_columns: int) -> int:
         """Bytes in the weights region; the next part begins there."""
@@ -94,6 +96,8 @@ class Weight:
     sources: tuple[Source, ...]
     parts: tuple[WeightPart, ...] = ()
     """Empty where it is row-major."""
+    file_bytes: int | None = None
+    """Bytes of the sources' rows in the model's files; None where nobody has looked."""
 
     @property
     def num_elements(self) -> int:

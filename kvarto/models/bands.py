@@ -26,6 +26,12 @@ class Band:
         """Rows of the weight that it makes."""
         return self.stop - self.start
 
+    @property
+    def file_bytes(self) -> int:
+        """Its share of the tensor's bytes on file."""
+        num_elements = self.info.num_rows * self.info.num_columns
+        return self.info.file_bytes * self.num_rows * self.num_columns // max(1, num_elements)
+
     def read(self, files: WeightFiles, first: int, last: int) -> Float32:
         """Rows `[first, last)` of the band as float32."""
         name, first, last = self.info.name, self.start + first, self.start + last

@@ -35,6 +35,8 @@ class TensorInfo:
     shape: tuple[int, ...]
     file_dtype: str
     """How the file keeps it: `BF16`, `Q4_K`, …; `INT4` for codes of 4 bits with scales and zero points."""
+    file_bytes: int
+    """Bytes in the file, with scales and all."""
     group_size: int = 0
     """Columns that share a scale, of `INT4`; 0 elsewhere."""
 

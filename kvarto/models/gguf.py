@@ -39,7 +39,7 @@ class GGUFFiles(WeightFiles):
             raise
         self.metadata: dict[str, Any] = container.metadata
         self.tensors = {
-            name: TensorInfo(name, placement.shape, placement.tensor.quant.name)
+            name: TensorInfo(name, placement.shape, placement.tensor.quant.name, placement.file_bytes)
             for name, placement in self._placements.items()
         }
 

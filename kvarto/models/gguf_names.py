@@ -6,6 +6,7 @@ Gemma's norm weights plus one, GPT-2's matrices transposed, and all experts of a
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from typing import Any
@@ -74,6 +75,11 @@ class Placement:
     is_plus_one: bool = False
     """The file holds w + 1."""
     is_transposed: bool = False
+
+    @property
+    def file_bytes(self) -> int:
+        """Bytes of its share of the GGUF tensor."""
+        return self.tensor.size_bytes * math.prod(self.shape) // math.prod(self.tensor.shape)
 
 
 def place_tensors(tensors: dict[str, GGUFTensor], config: dict[str, Any]) -> dict[str, Placement]:

@@ -79,7 +79,8 @@ class _Parts:
         groups = self._groups(num_columns, num_groups)
         is_ordered = np.array_equal(groups, np.arange(num_columns) // group_size)
         file_dtype = INT4 if is_ordered else UNORDERED
-        info = TensorInfo(f"{self._module}.weight", (num_rows, num_columns), file_dtype, group_size)
+        file_bytes = sum(info.file_bytes for info in self._infos.values() if info is not None)
+        info = TensorInfo(f"{self._module}.weight", (num_rows, num_columns), file_dtype, file_bytes, group_size)
         return Int4Module(info, codes, scales, zeros, groups)
 
     @property

@@ -23,11 +23,15 @@ Keep = Callable[[str], WeightFormat | None]
 
 
 def pack_matrices(program: Program, files: WeightFiles, keep: Keep) -> Program:
-    """The program with its matrices in parts. `check_tensors` has passed. Raises UnsupportedModel from `keep`."""
-    weights = dict(program.weights)
-    for name in matrix_names(program):
-        parts = [_part(band_of(source, files), files, keep) for source in weights[name].sources]
-        weights[name] = _with_parts(weights[name], parts)
+    """The program with its matrices in parts, and each weight's bytes on file. `check_tensors` has passed.
+
+    Raises UnsupportedModel for matrices that cannot be packed, and from `keep`.
+    """
+    matrices, weights = frozenset(matrix_names(program)), dict[str, Weight]()
+    for name, weight in program.weights.items():
+        bands = [band_of(source, files) for source in weight.sources]
+        parts = [_part(band, files, keep) for band in bands] if name in matrices else []
+        weights[name] = _with_parts(replace(weight, file_bytes=sum(band.file_bytes for band in bands)), parts)
     return replace(program, weights=weights)
 
 
@@ -77,7 +81,7 @@ def _part(band: Band, files: WeightFiles, keep: Keep) -> WeightPart | None:
     if format is not band.info.row_format or not band.has_raw_rows(files):
         format = _rounded(format, band.num_columns)
     group_size = band.info.group_size if format is WeightFormat.INT4 else 0
-    return WeightPart(format, group_size, band.num_rows)
+    return WeightPart(format, group_size, band.num_rows, band.info.file_dtype)
 
 
 def _rounded(format: WeightFormat, num_columns: int) -> WeightFormat:

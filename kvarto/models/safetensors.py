@@ -10,7 +10,7 @@ we take what real writers make. Every number is checked in exact integers agains
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -162,7 +162,7 @@ def _settle_names(entries: dict[str, _Entry]) -> dict[str, _Entry]:
         else:
             new = bare_root + name
         if new is not None:
-            info = TensorInfo(new, entry.info.shape, entry.info.file_dtype)
+            info = replace(entry.info, name=new)
             settled[new] = _Entry(info, entry.file, entry.offset)
     return settled
 
@@ -222,7 +222,7 @@ def _parse_entry(file: RawFile, data_start: int, name: str, fields: Any) -> tupl
             f"{where}: {dtype} of shape {shape} takes {size_bytes} bytes, its offsets span {offsets[0]} to "
             f"{offsets[1]}, and the file holds {file.size_bytes - data_start}"
         )
-    return _Entry(TensorInfo(name, tuple(shape), dtype), file, data_start + offsets[0]), size_bytes
+    return _Entry(TensorInfo(name, tuple(shape), dtype, size_bytes), file, data_start + offsets[0]), size_bytes
 
 
 def _are_counts(values: Any) -> bool:

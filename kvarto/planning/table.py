@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from kvarto.core.buffers import Weight
 from kvarto.core.layout import Layout
 from kvarto.core.ops import Embed, Experts, HeadNorm, Linear, Logits, Norm, Op, Route
 from kvarto.core.program import Program
@@ -48,6 +49,7 @@ def layout_table(layout: Layout, program: Program) -> str:
         ("unused", "less than a page, or not asked for", budget.device_bytes - layout.total_bytes),
         ("host", "page tables, step arrays and counts, outside the arena", layout.host_bytes),
         ("records", "prefix cache, outside the arena, once every page is cached", layout.record_bytes),
+        *_growth(layout, program),
     ]
     everything = [*lines, *totals]
     widths = [max(len(region) for region, _, _ in everything), max(len(what) for _, what, _ in everything)]
@@ -62,18 +64,37 @@ def _line(line: tuple[str, str, int], widths: list[int]) -> str:
 
 
 def _weight_rows(layout: Layout, program: Program) -> Iterator[LayoutRow]:
-    """By the kind of op that uses a weight first; a tied embedding counts as embedding."""
+    """By format, and by the kind of op that uses a weight first; a tied embedding counts as embedding."""
     sizes: dict[str, int] = {}
     seen: set[str] = set()
     for op in program.ops:
         for name in op.weights:
             if name not in seen:
                 seen.add(name)
-                kind = _KINDS.get(type(op), "other")
-                sizes[kind] = sizes.get(kind, 0) + program.weights[name].size_bytes
-    for kind, size_bytes in sizes.items():
-        yield LayoutRow("weights", kind, size_bytes)
+                for format, size_bytes in _formats(program.weights[name]):
+                    what = f"{_KINDS.get(type(op), 'other')}, {format}"
+                    sizes[what] = sizes.get(what, 0) + size_bytes
+    for what, size_bytes in sizes.items():
+        yield LayoutRow("weights", what, size_bytes)
     yield LayoutRow("weights", "alignment", layout.weights.size_bytes - sum(sizes.values()))
+
+
+def _formats(weight: Weight) -> Iterator[tuple[str, int]]:
+    """Each part's format and bytes; what the file has is named where it is another."""
+    if not weight.parts:
+        yield str(weight.dtype), weight.size_bytes
+    for part in weight.parts:
+        is_other = part.file_dtype.lower() not in ("", part.format)
+        yield f"{part.format} from {part.file_dtype}" if is_other else part.format, part.size_bytes(weight.shape[-1])
+
+
+def _growth(layout: Layout, program: Program) -> Iterator[tuple[str, str, int]]:
+    """What the model's files take for the same weights, and how much more or less the region does."""
+    sizes = [weight.file_bytes for weight in program.weights.values()]
+    known = [size_bytes for size_bytes in sizes if size_bytes is not None]
+    if len(known) == len(sizes) and sum(known) > 0:
+        percent = 100 * (layout.weights.size_bytes / sum(known) - 1)
+        yield "files", f"the same weights on disk; in memory {percent:+.2f} %", sum(known)
 
 
 def _activation_rows(layout: Layout) -> Iterator[LayoutRow]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import os
 import struct
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,6 +11,8 @@ from typing import Any
 
 import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quantize
+
+from kvarto.core.units import align_up
 
 STRING, ARRAY, U32, F32, I32, BOOL = 8, 9, 4, 6, 5, 7
 
@@ -70,32 +74,59 @@ def gguf_bytes(
     alignment: int = 32,
 ) -> GGUFBytes:
     """A valid file. Tensors are given as float32 arrays and their type on file."""
+    raws = []
+    for array, quant in tensors.values():
+        raw = quantize(np.ascontiguousarray(array, np.float32), quant).tobytes()
+        assert len(raw) == size_bytes(array.shape, quant)
+        raws.append(raw + bytes(-len(raw) % alignment))
+    out = gguf_head(metadata, {name: (array.shape, quant) for name, (array, quant) in tensors.items()}, alignment)
+    out.data += b"".join(raws)
+    return out
+
+
+def gguf_head(
+    metadata: dict[str, Any],
+    shapes: dict[str, tuple[tuple[int, ...], GGMLQuantizationType]],
+    alignment: int = 32,
+) -> GGUFBytes:
+    """All that comes before the data."""
     out = GGUFBytes(bytearray(b"GGUF"))
     out.number("version", "<I", 3)
-    out.number("tensor count", "<Q", len(tensors))
+    out.number("tensor count", "<Q", len(shapes))
     out.number("key count", "<Q", len(metadata))
     for key, value in metadata.items():
         out.string(f"key {key}", key)
         out.value(key, value)
-    raws, offset = [], 0
-    for name, (array, quant) in tensors.items():
-        raw = quantize(np.ascontiguousarray(array, np.float32), quant).tobytes()
-        assert len(raw) == array.size // GGML_QUANT_SIZES[quant][0] * GGML_QUANT_SIZES[quant][1]
+    offset = 0
+    for name, (shape, quant) in shapes.items():
         out.string(f"name of tensor {name}", name)
-        out.number(f"rank of tensor {name}", "<I", array.ndim)
-        for axis, extent in enumerate(reversed(array.shape)):
+        out.number(f"rank of tensor {name}", "<I", len(shape))
+        for axis, extent in enumerate(reversed(shape)):
             out.number(f"dim {axis} of tensor {name}", "<Q", extent)
         out.number(f"type of tensor {name}", "<I", int(quant))
         out.number(f"offset of tensor {name}", "<Q", offset)
-        padding = -len(raw) % alignment
-        raws.append(raw + bytes(padding))
-        offset += len(raw) + padding
-    out.data += bytes(-len(out.data) % alignment) + b"".join(raws)
+        offset += align_up(size_bytes(shape, quant), alignment)
+    out.data += bytes(-len(out.data) % alignment)
     return out
+
+
+def size_bytes(shape: tuple[int, ...], quant: GGMLQuantizationType) -> int:
+    block, block_bytes = GGML_QUANT_SIZES[quant]
+    return math.prod(shape) // block * block_bytes
 
 
 def write_gguf(
     path: Path, metadata: dict[str, Any], tensors: dict[str, tuple[np.ndarray, GGMLQuantizationType]]
 ) -> Path:
     path.write_bytes(gguf_bytes(metadata, tensors).data)
+    return path
+
+
+def write_sparse_gguf(
+    path: Path, metadata: dict[str, Any], shapes: dict[str, tuple[tuple[int, ...], GGMLQuantizationType]]
+) -> Path:
+    """A file of any size that takes no room: its data is a hole."""
+    head = gguf_head(metadata, shapes).data
+    path.write_bytes(head)
+    os.truncate(path, len(head) + sum(align_up(size_bytes(*tensor), 32) for tensor in shapes.values()))
     return path

@@ -28,7 +28,7 @@ class FakeFiles(WeightFiles):
         self.path = Path("fake")
         self.config = {}
         self.arrays = tensors
-        self.tensors = {name: TensorInfo(name, array.shape, "F32") for name, array in tensors.items()}
+        self.tensors = {name: TensorInfo(name, array.shape, "F32", array.nbytes) for name, array in tensors.items()}
         self.largest_read_bytes = 0
 
     def read_rows(self, name: str, start: int, stop: int) -> Float32:

@@ -12,6 +12,7 @@ import pytest
 import safetensors.numpy
 from gguf import GGMLQuantizationType as Quant
 
+from kvarto.core.buffers import StepLimits
 from kvarto.core.dtype import DType
 from kvarto.core.errors import UnsupportedModel
 from kvarto.core.program import Program
@@ -23,7 +24,8 @@ from kvarto.models.decoder import build_program
 from kvarto.models.files import open_weights
 from kvarto.models.loader import check_tensors, load_weights
 from kvarto.models.packing import format_names, matrix_names, pack_matrices
-from tests.models.gguf_bytes import write_gguf
+from kvarto.planning.fixed import plan_fixed
+from tests.models.gguf_bytes import size_bytes, write_gguf, write_sparse_gguf
 from tests.models.memory_store import MemoryStore
 from tests.models.test_gguf import metadata, permuted
 
@@ -247,3 +249,47 @@ def test_tied_tables_are_stored_once(tmp_path: Path) -> None:
     assert "logits" not in program.weights
     assert program.weights["embed"].size_bytes == 48 * HIDDEN * 34 // 32  # 40 rows, padded to whole panels
     files.close()
+
+
+@pytest.mark.parametrize("quant", [Quant.Q4_0, Quant.Q4_1, Quant.Q5_0, Quant.Q5_1, Quant.Q8_0])
+@pytest.mark.parametrize("vocab", [32_003, 49_152])
+def test_small_models_do_not_grow(quant: Quant, vocab: int, tmp_path: Path) -> None:
+    """SmolLM2's sizes: heads and feed-forward blocks are whole panels, a vocabulary need not be."""
+    assert_no_growth(tmp_path, quant, hidden=576, kv_rows=192, ffn=1536, vocab=vocab)
+
+
+@pytest.mark.parametrize("quant", [Quant.Q4_K, Quant.Q5_K, Quant.Q6_K, Quant.Q8_0, Quant.Q4_1])
+@pytest.mark.parametrize(("hidden", "kv_rows", "ffn", "vocab"), [(2048, 256, 5632, 32_000), (896, 128, 4864, 151_936)])
+def test_larger_models_do_not_grow(
+    quant: Quant, hidden: int, kv_rows: int, ffn: int, vocab: int, tmp_path: Path
+) -> None:
+    """TinyLlama's and Qwen2.5-0.5B's sizes; K-quants need columns in 256s, so the second keeps its width as Q8_0."""
+    assert_no_growth(tmp_path, quant, hidden=hidden, kv_rows=kv_rows, ffn=ffn, vocab=vocab)
+
+
+def assert_no_growth(tmp_path: Path, quant: Quant, *, hidden: int, kv_rows: int, ffn: int, vocab: int) -> None:
+    """At most 2 % over the whole file, embedding table and norms included."""
+    heads = {"attention.head_count": hidden // 64, "attention.head_count_kv": kv_rows // 64}
+    sizes = {"embedding_length": hidden, "feed_forward_length": ffn, "block_count": 2, **heads}
+    keys = metadata() | {f"llama.{key}": value for key, value in sizes.items()}
+    shapes: dict[str, tuple[tuple[int, ...], Quant]] = {
+        "token_embd.weight": ((vocab, hidden), Quant.Q8_0), "output_norm.weight": ((hidden,), Quant.F32),
+    }  # fmt: skip
+    for layer in range(2):
+        for name, shape in (
+            ("attn_q", (hidden, hidden)), ("attn_k", (kv_rows, hidden)), ("attn_v", (kv_rows, hidden)),
+            ("attn_output", (hidden, hidden)), ("ffn_gate", (ffn, hidden)), ("ffn_up", (ffn, hidden)),
+            ("ffn_down", (hidden, ffn)),
+        ):  # fmt: skip
+            is_whole = shape[1] % gguf.GGML_QUANT_SIZES[quant][0] == 0
+            shapes[f"blk.{layer}.{name}.weight"] = (shape, quant if is_whole else Quant.Q8_0)
+        for name in ("attn_norm", "ffn_norm"):
+            shapes[f"blk.{layer}.{name}.weight"] = ((hidden,), Quant.F32)
+    path = write_sparse_gguf(tmp_path / "m.gguf", keys, shapes)
+    program, files = packed(path)
+    files.close()
+    assert quant.name.lower() in format_names(program)
+    region = plan_fixed(program, StepLimits(64, 4, 4, 128), {}).weights
+    assert region.size_bytes <= 1.02 * path.stat().st_size
+    on_file = sum(weight.file_bytes or 0 for weight in program.weights.values())
+    assert on_file == sum(size_bytes(*tensor) for tensor in shapes.values())
