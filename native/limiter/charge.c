@@ -19,7 +19,9 @@ static bool make_room(int device, uint64_t units) {
 }
 
 bool charge_reserve(int device, uint64_t units) {
-    return units == 0 || reserve(device, units) || make_room(device, units);
+    if (units == 0 || reserve(device, units) || make_room(device, units)) return true;
+    ledger_count_refusal(limiter.ledger, device);
+    return false;
 }
 
 CUresult charge_device(Charge *charge, CUdevice ordinal, size_t size_bytes) {

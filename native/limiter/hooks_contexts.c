@@ -65,15 +65,15 @@ static void lower(uint64_t *cell, uint64_t bytes) {
     }
 }
 
-/* The card's used bytes; 0 where a size is named and nothing needs to be measured. */
-static uint64_t measure(int device) {
-    uint64_t named, used;
-    if (device < 0 || named_size(&named)) return 0;
-    return nvml_used_bytes(limiter.ledger->devices[device].uuid, &used) ? used : 0;
+/* False where a size is named, so that nothing needs to be measured, or where NVML cannot tell. */
+static bool measure(int device, uint64_t *used) {
+    uint64_t named;
+    return device >= 0 && !named_size(&named) && nvml_used_bytes(limiter.ledger->devices[device].uuid, used);
 }
 
 static void correct_to_measured(Charge *charge, uint64_t before) {
-    uint64_t after = before ? measure(charge->device) : 0;
+    uint64_t after;
+    if (!measure(charge->device, &after)) return;
     if (after < before + SMALLEST_CONTEXT_BYTES || after > before + LARGEST_CONTEXT_BYTES) return;
     uint64_t *known = &limiter.ledger->devices[charge->device].context_bytes;
     lower(known, after - before);
@@ -93,20 +93,21 @@ static Context *add_context(CUcontext handle, CUdevice ordinal, bool is_primary,
 
 typedef struct {
     Charge charge;
+    bool is_measured;
     uint64_t before;
 } Making;
 
 static CUresult begin(Making *making, CUdevice ordinal) {
     int device = limiter_state() == STATE_LIMITED ? limiter_device(ordinal) : NO_LIMIT;
     CUresult result = charge_device(&making->charge, ordinal, device >= 0 ? expected_bytes(device) : 0);
-    making->before = result == CUDA_SUCCESS ? measure(making->charge.device) : 0;
+    making->is_measured = result == CUDA_SUCCESS && measure(making->charge.device, &making->before);
     return result;
 }
 
 static CUresult end(Making *making, CUresult result, const CUcontext *handle, CUdevice ordinal, bool is_primary) {
     if (result != CUDA_SUCCESS) charge_release(making->charge.device, making->charge.units);
     else if (making->charge.device >= 0) {
-        correct_to_measured(&making->charge, making->before);
+        if (making->is_measured) correct_to_measured(&making->charge, making->before);
         add_context(*handle, ordinal, is_primary, making->charge);
     }
     return result;

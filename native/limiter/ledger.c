@@ -71,9 +71,11 @@ static bool add(Ledger *ledger, int device, uint32_t slot, uint64_t units, uint6
 bool ledger_reserve(Ledger *ledger, int device, uint32_t slot, uint64_t units) {
     uint64_t limit_plus_one = step_load(&ledger->devices[device].limit_plus_one);
     uint64_t limit_units = (limit_plus_one - 1) / UNIT_BYTES; /* no limit yet: everything */
-    if (add(ledger, device, slot, units, limit_units < MAX_UNITS ? limit_units : MAX_UNITS)) return true;
+    return add(ledger, device, slot, units, limit_units < MAX_UNITS ? limit_units : MAX_UNITS);
+}
+
+void ledger_count_refusal(Ledger *ledger, int device) {
     __atomic_fetch_add(&ledger->devices[device].num_refused, 1, __ATOMIC_RELAXED);
-    return false;
 }
 
 void ledger_charge(Ledger *ledger, int device, uint32_t slot, uint64_t units) {

@@ -75,6 +75,9 @@ void ledger_lower_limit(Ledger *ledger, int device, uint64_t limit_bytes);
 /* Add `units` to the account of `slot` if the total stays at or below the limit; false, and nothing changed, if not. */
 bool ledger_reserve(Ledger *ledger, int device, uint32_t slot, uint64_t units);
 
+/* For people: an allocation was refused. */
+void ledger_count_refusal(Ledger *ledger, int device);
+
 /* Add `units` though the limit is passed: the driver has taken them already, and the account tells the truth. */
 void ledger_charge(Ledger *ledger, int device, uint32_t slot, uint64_t units);
 

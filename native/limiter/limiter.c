@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "driver.h"
+#include "pools.h"
 #include "slots.h"
 
 enum { PAGE_BYTES = 65536, SWEEP_INTERVAL_NS = 20000000 };
@@ -109,6 +110,7 @@ static void sweep_sometimes(LedgerDevice *device, int index) {
 View limiter_view(int index) {
     LedgerDevice *device = &limiter.ledger->devices[index];
     sweep_sometimes(device, index);
+    pools_give_back(index, POOLS_SETTLE);
     uint64_t total = step_load(&device->limit_plus_one) - 1;
     uint64_t used = ledger_used_units(limiter.ledger, index) * UNIT_BYTES;
     return (View){.total_bytes = total, .used_bytes = used, .free_bytes = used < total ? total - used : 0};

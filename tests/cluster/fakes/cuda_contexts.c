@@ -99,7 +99,7 @@ static CUresult make_context(CUcontext *context, CUdevice device) {
 }
 
 static size_t limit_bytes(int limit, size_t value) {
-    return limit == CU_LIMIT_STACK_SIZE ? value * NUM_PROCESSORS * NUM_THREADS : value;
+    return round_to(limit == CU_LIMIT_STACK_SIZE ? value * NUM_PROCESSORS * NUM_THREADS : value, 512);
 }
 
 static void destroy_context(CUcontext context) {

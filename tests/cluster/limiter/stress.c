@@ -17,7 +17,7 @@
 #include <unistd.h>
 
 #include "../../../native/limiter/ledger.h"
-#include "kinds.h"
+#include "ways.h"
 
 enum { MAX_PROCESSES = 512, MAX_THREADS = 64, NUM_THINGS = 4, PAUSE_US = 20000, KILL_EVERY_US = 30000 };
 
@@ -100,12 +100,9 @@ static void *run_thread(void *argument) {
 static int run_child(int num_threads) {
     Place place = {0};
     pthread_t thread;
-    CUmemPoolProps props = {.allocType = 1, .location = {CU_MEM_LOCATION_TYPE_DEVICE, 0}};
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (cuInit(0) != CUDA_SUCCESS) return 1;
-    while (cuDevicePrimaryCtxRetain(&place.context, 0) != CUDA_SUCCESS) usleep(10000); /* the limit is full of others */
-    cuCtxSetCurrent(place.context);
-    cuMemPoolCreate(&place.pool, &props);
+    while (place_open(&place) != CUDA_SUCCESS) usleep(10000); /* the limit is full of others */
     for (int index = 1; index < num_threads; index++) pthread_create(&thread, NULL, run_thread, &place);
     run_thread(&place);
     return 0;

@@ -23,3 +23,6 @@ typedef struct {
 
 enum { NUM_WAYS = 16 };
 extern const Way ways[NUM_WAYS];
+
+/* The primary context of device 0, current from here on, with a stream and a pool. */
+CUresult place_open(Place *place);

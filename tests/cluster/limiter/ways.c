@@ -1,4 +1,4 @@
-#include "kinds.h"
+#include "ways.h"
 
 #define PAGE_BYTES ((size_t)2 << 20)
 
@@ -198,3 +198,12 @@ const Way ways[NUM_WAYS] = {
     {"cuMemPoolImportPointer", take_imported_pointer, give_imported_pointer},
     {"cuCtxSetLimit", take_stack, give_context},
 };
+
+CUresult place_open(Place *place) {
+    CUmemPoolProps props = {.allocType = 1, .location = {CU_MEM_LOCATION_TYPE_DEVICE, 0}};
+    CUresult result = cuDevicePrimaryCtxRetain(&place->context, 0);
+    if (result != CUDA_SUCCESS) return result;
+    cuCtxSetCurrent(place->context);
+    cuStreamCreate(&place->stream, 0);
+    return cuMemPoolCreate(&place->pool, &props);
+}

@@ -1,0 +1,94 @@
+"""How a limit is named, and what happens when it cannot be kept: nothing is given out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.fakes.board import MIB
+from tests.cluster.limiter.conftest import StartContainer
+from tests.cluster.limiter.container import OUT_OF_MEMORY, build
+
+OPERATING_SYSTEM = 304
+
+
+@pytest.mark.parametrize(
+    ("text", "limit_bytes"),
+    [
+        ("1048576", 1 << 20), ("1MiB", 1 << 20), ("1M", 1 << 20), ("1m", 1 << 20), ("1MB", 10**6), ("0.5GiB", 1 << 29),
+        ("1.5GiB", 3 << 29), ("1TiB", 1 << 40), ("0", 0), ("1000B", 1000), ("2GB,1GiB", 2 * 10**9),
+        ("123456789012345678", 123456789012345678),
+    ],
+)  # fmt: skip
+def test_sizes_are_read_exactly(start: StartContainer, text: str, limit_bytes: int) -> None:
+    container = start(text)
+    guest = container.opened()
+    assert guest.call_for_value("cuDeviceTotalMem_v2", 0) == [0, min(limit_bytes, 80 << 30)]
+    assert container.account().devices[0].limit_bytes == limit_bytes
+
+
+@pytest.mark.parametrize("text", ["8 parsecs", "-1GiB", "0x10", "GiB", "1..5GiB", "1.GiB", ".5GiB", "0=8GiB",
+                                  "GPU-12=8GiB", "GPU-zz=1GiB", "1" * 25, "=1GiB"])  # fmt: skip
+def test_a_limit_that_cannot_be_read_gives_nothing_out(start: StartContainer, text: str) -> None:
+    container = start(text)
+    guest = container.guest()
+    assert guest.init() == OPERATING_SYSTEM
+    assert guest.call_for_value("cuDevicePrimaryCtxRetain", 0)[0] == OPERATING_SYSTEM
+    guest.process.kill()
+    _, said = guest.process.communicate()
+    assert "kvarto limiter: `" in said
+    assert "no device memory is given out" in said
+
+
+@pytest.mark.parametrize("kind", ["missing folder", "folder", "another file", "read-only"])
+def test_a_ledger_that_cannot_be_kept_gives_nothing_out(start: StartContainer, tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "elsewhere"
+    if kind == "missing folder":
+        path = path / "ledger"
+    elif kind == "folder":
+        path.mkdir()
+    elif kind == "another file":
+        path.write_bytes(b"something else".ljust(1 << 20))
+    else:
+        path = Path("/proc/version")
+    guest = start().guest(KVARTO_GPU_MEMORY_LEDGER=str(path))
+    assert guest.init() == OPERATING_SYSTEM
+    guest.process.kill()
+    assert "KVARTO_GPU_MEMORY_LEDGER" in (said := guest.process.communicate()[1]) or str(path) in said
+
+
+def test_a_program_that_lost_its_environment_is_limited_by_the_ledger(start: StartContainer) -> None:
+    container = start("100MiB")
+    container.opened()
+    guest = container.opened(KVARTO_GPU_MEMORY_LIMIT=None)
+    assert guest.take("cuMemAlloc", 80 * MIB)[0] == 0
+    assert guest.take("cuMemAlloc", 80 * MIB)[0] == OUT_OF_MEMORY
+
+
+def test_the_smallest_limit_that_anyone_brought_counts(start: StartContainer) -> None:
+    container = start("200MiB")
+    first = container.opened()
+    assert first.take("cuMemAlloc", 150 * MIB)[0] == 0
+    second = container.opened(KVARTO_GPU_MEMORY_LIMIT="100MiB")
+    assert second.info() == [0, 100 * MIB]  # below what is in use: nothing is free, and nothing wraps
+    assert first.take("cuMemAlloc", 1)[0] == OUT_OF_MEMORY
+    third = container.opened(KVARTO_GPU_MEMORY_LIMIT="10GiB")
+    assert third.info() == [0, 100 * MIB]
+
+
+def test_the_mounted_file_counts_before_the_environment(start: StartContainer, tmp_path: Path) -> None:
+    mounted = tmp_path / "mounted"
+    container = start("10GiB", using=build(tmp_path / "build", limits_file=str(mounted)))
+    mounted.write_text(f"{container.board.uuid()}=64MiB\n")
+    for limit in ("10GiB", None):
+        guest = container.opened(KVARTO_GPU_MEMORY_LIMIT=limit)
+        assert guest.info()[1] == 64 * MIB
+    mounted.write_text("nonsense")
+    assert container.guest().init() == OPERATING_SYSTEM
+
+
+def test_a_limit_of_nothing_gives_nothing(start: StartContainer) -> None:
+    guest = start("0").opened()
+    assert guest.info() == [0, 0]
+    assert guest.take("cuMemAlloc", 1)[0] == OUT_OF_MEMORY
