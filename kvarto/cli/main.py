@@ -55,6 +55,18 @@ bench.command(
 )
 app.command(bench)
 
+k8s = App(name="k8s", help="Size, render and check pods on shared GPUs.", help_format="markdown")
+_K8S_COMMANDS = {
+    "size": "How much memory a pod must ask for, in every scheme's own unit.",
+    "mig": "MIG profiles of a card, and the packing of models onto cards.",
+    "render": "Manifests of a server under one scheme.",
+    "compare": "The schemes side by side, for a card and a model.",
+    "check": "Find and correct mistakes in manifests.",
+}
+for _name, _help in _K8S_COMMANDS.items():
+    k8s.command(f"kvarto.cli.k8s_{_name}:k8s_{_name}", name=_name, help=_help)
+app.command(k8s)
+
 
 def main() -> None:
     """Entry point of the `kvarto` script."""

@@ -10,7 +10,8 @@ Whoever sized the pod has already divided the card, so the limit is this process
     MIG                                 NVIDIA_VISIBLE_DEVICES=MIG-…; the driver reports the slice
     our limiter                         /etc/kvarto/gpu-memory-limit, else KVARTO_GPU_MEMORY_LIMIT=16GiB
 
-Where several are set the tightest binds. A value that can't be read is refused: guessing would cost a neighbour.
+Where several are set the tightest binds; KAI's, which has two decimals, only where it is alone. A value that can't be
+read is refused: guessing would cost a neighbour.
 """
 
 from __future__ import annotations
@@ -66,11 +67,12 @@ def read_device_limit(
         *_hami(environ, index),
         *_mps(environ, index),
         *_aliyun(environ, total_bytes),
-        *_kai(environ, total_bytes),
         *_mig(environ, total_bytes),
         *_vcuda(root / VCUDA_CONFIG),
         *_limiter(environ, index, root / LIMITER_FILE),
     ]
+    if not limits:
+        limits = list(_kai(environ, total_bytes))
     return min(limits, key=lambda limit: limit.limit_bytes, default=None)
 
 

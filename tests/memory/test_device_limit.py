@@ -47,7 +47,8 @@ def limit_of(environ: dict[str, str], *, index: int = 0, root: Path = Path("/now
         ({"KVARTO_GPU_MEMORY_LIMIT": "GPU-2=8GiB, 2GiB", "NVIDIA_VISIBLE_DEVICES": "GPU-1,GPU-2"}, 2 * GIB),
         ({"KVARTO_GPU_MEMORY_LIMIT": "GPU-2=8GiB", "NVIDIA_VISIBLE_DEVICES": "GPU-1,GPU-2"}, None),
         ({"KVARTO_GPU_MEMORY_LIMIT": "GPU-1=8GiB,GPU-2=4GiB"}, 4 * GIB),
-        ({"GPU_PORTION": "0.5", "CUDA_DEVICE_MEMORY_LIMIT": "10g"}, 10 * GIB),
+        ({"ALIYUN_COM_GPU_MEM_CONTAINER": "16", "CUDA_DEVICE_MEMORY_LIMIT": "10g"}, 10 * GIB),
+        ({"GPU_PORTION": "0.12", "KVARTO_GPU_MEMORY_LIMIT": "10GiB"}, 10 * GIB),
     ],
 )
 def test_each_scheme_is_read(environ: dict[str, str], limit_bytes: int | None) -> None:

@@ -10,6 +10,7 @@ from kvarto.cluster.check.manifests import Container
 from kvarto.cluster.tree import sequence
 from kvarto.core.units import MIB, parse_bytes
 
+DEVICE_FLAG = ("--device",)
 KVARTO_FLAGS = ("--device-memory", "--device_memory")
 SHARE_FLAGS = ("--gpu-memory-utilization", "--gpu_memory_utilization", "--mem-fraction-static")
 DEVICE_MEMORY_ENV = "KVARTO_DEVICE_MEMORY"
@@ -51,6 +52,12 @@ def is_kvarto(container: Container) -> bool:
     named = any(word.rpartition("/")[2] == "kvarto" for word in words)
     image = str(container.manifest.get("image")).rpartition("/")[2].partition(":")[0].partition("@")[0]
     return "serve" in words and (named or image == "kvarto")
+
+
+def runs_on_cpu(container: Container) -> bool:
+    """Whether Kvarto's server there computes on the CPU, which it does unless told otherwise."""
+    flag = find_flag(container, DEVICE_FLAG)
+    return flag is None or flag.value == "cpu"
 
 
 def device_memory(container: Container) -> tuple[int, Flag | int] | None:

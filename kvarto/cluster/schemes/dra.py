@@ -10,6 +10,7 @@ from kvarto.cluster.quantity import format_quantity, parse_quantity
 from kvarto.cluster.schemes.base import ClusterOptions, Facts, Manifest, PodParts, Scheme, check_fits
 from kvarto.cluster.tree import Path, dig, mappings
 from kvarto.core.errors import UsageError
+from kvarto.core.units import MIB
 
 GROUP = "resource.k8s.io"
 CLAIM = "gpu"
@@ -102,4 +103,4 @@ def _whole(quantity: str | int) -> int | None:
         number = parse_quantity(quantity)
     except ValueError:
         return None
-    return int(number) if number.denominator == 1 else None
+    return int(number) if number.denominator == 1 and number >= MIB else None  # less is a unit forgotten

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import Any
 
 from kvarto.cluster.need import Need
@@ -107,14 +108,20 @@ def plugin_configs(objects: Sequence[Manifest]) -> Iterator[tuple[int, str, dict
         if each.get("kind") != "ConfigMap":
             continue
         for key, text in mapping(each.get("data")).items():
-            if not isinstance(text, str) or "sharing" not in text:
-                continue
-            try:
-                parsed = load_all(text)
-            except BadFile:
-                continue
-            if len(parsed) == 1 and isinstance(parsed[0], dict) and isinstance(parsed[0].get("sharing"), dict):
-                yield index, key, parsed[0]
+            config = _parse(text) if isinstance(text, str) and "sharing" in text else None
+            if config is not None:
+                yield index, key, config
+
+
+@lru_cache(maxsize=64)
+def _parse(text: str) -> dict[str, Any] | None:
+    """A plugin's configuration, or None for anything else. Shared: whoever changes it copies it first."""
+    try:
+        parsed = load_all(text)
+    except BadFile:
+        return None
+    is_config = len(parsed) == 1 and isinstance(dig(parsed[0], "sharing"), dict)
+    return dict(parsed[0]) if is_config else None
 
 
 def replica_entries(objects: Sequence[Manifest]) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -15,8 +15,12 @@ WHOLE_GPU_CORES = 100
 class _MemoryUnits(Scheme):
     memory: str
     """The resource that carries memory."""
+    percentage: str | None = None
+    """The resource that says the same as a share of the card."""
     count: str | None = None
     """The resource that must stand beside it."""
+    is_own_count: bool = True
+    """Whether no other scheme uses the count."""
     scheduler_name: str | None = None
 
     def unit_bytes(self, options: ClusterOptions) -> int:
@@ -34,15 +38,21 @@ class _MemoryUnits(Scheme):
         return PodParts(units * unit, resources, scheduler_name=self.scheduler_name)
 
     def uses(self, template: Manifest, container: Manifest) -> bool:
-        """The resource that carries memory."""
-        return resource(container, self.memory) is not None
+        """The resource that carries memory, or stands for it."""
+        names = (self.memory, self.percentage, self.count if self.is_own_count else None)
+        return any(name is not None and resource(container, name) is not None for name in names)
 
     def granted_bytes(
         self, template: Manifest, container: Manifest, objects: Sequence[Manifest], options: ClusterOptions
     ) -> int | None:
-        """Units times their size."""
+        """Units times their size, or a share of the card; all of it where only devices are counted."""
         units = resource(container, self.memory)
-        return None if units is None else units * self.unit_bytes(options)
+        if units is not None:
+            return units * self.unit_bytes(options)
+        share = None if self.percentage is None else resource(container, self.percentage)
+        if options.card is None:
+            return None
+        return options.card.memory_bytes * (100 if share is None else share) // 100
 
     def _count(self, granted_bytes: int, options: ClusterOptions) -> int:
         return 1
@@ -53,7 +63,9 @@ class Hami(_MemoryUnits):
 
     name = "hami"
     memory = "nvidia.com/gpumem"
+    percentage = "nvidia.com/gpumem-percentage"
     count = "nvidia.com/gpu"
+    is_own_count = False
     is_enforced = True
     facts = Facts(
         title="HAMi",
@@ -71,6 +83,7 @@ class Volcano(_MemoryUnits):
 
     name = "volcano"
     memory = "volcano.sh/vgpu-memory"
+    percentage = "volcano.sh/vgpu-memory-percentage"
     count = "volcano.sh/vgpu-number"
     scheduler_name = "volcano"
     is_enforced = True

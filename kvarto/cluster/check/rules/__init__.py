@@ -22,6 +22,16 @@ RULES: tuple[Rule, ...] = (
     sharing.mps_with_mig, sharing.replica_counts, sharing.replica_names, sharing.own_mps, sharing.two_plugins,
     quota.quotas,
     claims.pod_claims, claims.api_versions, claims.template_nesting, claims.shapes, claims.capacities,
-    cards.over_card, cards.claims_over_card, cards.sum_over_card, cards.mig_sets,
-    server.arena_and_limit, server.no_limit,
+    cards.mig_sets,
 )  # fmt: skip
+
+SUMS: tuple[Rule, ...] = (
+    cards.over_card, cards.claims_over_card, cards.sum_over_card, server.arena_and_limit, server.no_limit,
+)  # fmt: skip
+"""Rules that add up what an object asks for. They say nothing of one whose numbers were found wrong."""
+
+BESIDE_NUMBERS = frozenset({
+    "node-name", "scheduler-name", "kai-queue", "runtime-class", "privileged", "visible-devices", "device-order",
+    "control-off", "limit-by-hand", "max-split-size", "own-mps", "two-plugins",
+})  # fmt: skip
+"""Mistakes that leave an object's numbers as they are."""

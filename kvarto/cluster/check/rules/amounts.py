@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from kvarto.cluster.check.finding import Finding
 from kvarto.cluster.check.manifests import Container, Files, warning
+from kvarto.cluster.check.rules.names import right_name
 from kvarto.cluster.check.vocabulary import (
     ALIYUN_MEMORY,
     COUNTS,
@@ -30,7 +31,7 @@ from kvarto.core.units import ceil_div
 def missing_count(files: Files, options: ClusterOptions) -> Iterator[Finding]:
     """`gpumem` without `gpu`: nobody allocates a device, so the limit holds for none."""
     for container in files.containers:
-        present = {name for _, name, _ in container.amounts()}
+        present = {right_name(name) or name for _, name, _ in container.amounts()}
         for count, dependents in COUNTS.items():
             dependent = next((name for name in dependents if name in present), None)
             if dependent is None or count in present:
@@ -38,6 +39,8 @@ def missing_count(files: Files, options: ClusterOptions) -> Iterator[Finding]:
             right = _count(container, count, options)
             message = f"`{dependent}` without `{count}` limits a device that is never asked for; add `{count}: {right}`"
             kinds = [kind for kind in ("requests", "limits") if container.amount(kind, dependent) is not None]
+            if not kinds:
+                continue  # misspelt, which is said elsewhere
             edits = [container.edit("resources", kind, count, value=right) for kind in kinds]
             yield container.finding("missing-count", ("resources", kinds[-1], dependent), message, *edits)
 

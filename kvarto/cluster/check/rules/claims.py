@@ -71,7 +71,7 @@ def shapes(files: Files, options: ClusterOptions) -> Iterator[Finding]:
     """Wrappers that came and went: `exactly` around requests since v1beta2, `basic` around devices until v1beta1."""
     for each in _objects(files):
         version = _version(each)
-        edits = _reshape(each, version)
+        edits = _reshape(each, version) if version in _SERVED else []
         if not edits:
             continue
         flat = version in _FLAT

@@ -27,7 +27,7 @@ def resource_names(files: Files, options: ClusterOptions) -> Iterator[Finding]:
     """Names that no plugin advertises, so that the pod waits for ever or runs without a limit."""
     for container in files.containers:
         for name in dict.fromkeys(name for _, name, _ in container.amounts()):
-            right = _right_name(name)
+            right = right_name(name)
             if right is not None:
                 message = f"`{name}` is a name that nothing advertises; write `{right}`"
                 yield container.finding(
@@ -54,7 +54,8 @@ def rename(container: Container, name: str, right: str) -> list[Edit]:
     return edits
 
 
-def _right_name(name: str) -> str | None:
+def right_name(name: str) -> str | None:
+    """What a misspelt resource is called; None for all others."""
     dotted = _DOTTED.fullmatch(name)
     if dotted is not None:
         slashed = f"{dotted[1]}/{dotted[2]}"

@@ -6,32 +6,22 @@ import difflib
 from collections.abc import Iterator
 from typing import Any
 
+from kvarto.cluster.check.api_schemas import best_match, schema_validator
 from kvarto.cluster.check.finding import Edit, Finding
 from kvarto.cluster.check.manifests import Files, Object
 from kvarto.cluster.schemes import ClusterOptions
 from kvarto.cluster.tree import dig, mapping
-from kvarto.core.errors import UsageError
-
-try:
-    import kubernetes_validate
-except ImportError as error:
-    raise UsageError(f"this command needs the API's schemas ({error}); `pip install 'kvarto[k8s]'`") from error
 
 _ADDITIONAL = "additionalProperties"
 
 
 def schemas(files: Files, options: ClusterOptions) -> Iterator[Finding]:
     """The first thing in each object that its schema forbids. Kinds without a schema pass."""
-    version = ".".join(map(str, options.kubernetes))
     for each in files.objects:
-        try:
-            kubernetes_validate.validate(_plain(each.manifest), version, strict=True)
-        except kubernetes_validate.ValidationError as error:
+        validator = schema_validator(each.kind, str(each.manifest["apiVersion"]), options.kubernetes)
+        error = None if validator is None else best_match(validator.iter_errors(_plain(each.manifest)))
+        if error is not None:
             yield _finding(each, error)
-        except kubernetes_validate.SchemaNotFoundError:
-            continue
-        except (OSError, kubernetes_validate.utils.VersionNotSupportedError) as error:
-            raise UsageError(f"no schemas for Kubernetes {version}: {error}") from error
 
 
 def _finding(each: Object, error: Any) -> Finding:

@@ -12,11 +12,12 @@ from kvarto.cluster.check.server_flags import (
     device_memory,
     find_flag,
     is_kvarto,
+    runs_on_cpu,
     set_device_memory,
 )
 from kvarto.cluster.schemes import ClusterOptions, Scheme, find_scheme
 from kvarto.core.units import MIB, format_bytes
-from kvarto.memory.device_limit import DEVICE_OVERHEAD_BYTES
+from kvarto.memory.device_limit import DEVICE_OVERHEAD_BYTES, LIMITER_LIMIT
 
 CPU_OVERHEAD_BYTES = 512 * MIB
 """Beside the arena in the container's memory: the least that processes and libraries take."""
@@ -29,7 +30,10 @@ def arena_and_limit(files: Files, options: ClusterOptions) -> Iterator[Finding]:
     for container in files.containers:
         if not is_kvarto(container):
             continue
-        scheme = container.scheme or find_scheme("cpu")
+        scheme = container.scheme or (find_scheme("cpu") if runs_on_cpu(container) else None)
+        if scheme is None:
+            yield _no_gpu(container)
+            continue
         granted = scheme.granted_bytes(container.pod.template, container.manifest, files.manifests, options)
         said = device_memory(container)
         if said is not None and granted is not None:
@@ -44,10 +48,15 @@ def no_limit(files: Files, options: ClusterOptions) -> Iterator[Finding]:
             continue
         granted = scheme.granted_bytes(container.pod.template, container.manifest, files.manifests, options)
         if is_kvarto(container):
-            if device_memory(container) is None:
+            if device_memory(container) is None and all(name != LIMITER_LIMIT for _, name, _ in container.env()):
                 yield _kvarto_without(container, scheme, granted)
         else:
             yield from _other(container, scheme, granted, options)
+
+
+def _no_gpu(container: Container) -> Finding:
+    message = "the server computes on a GPU, and the container asks for none; ask by a scheme, or give `--device cpu`"
+    return container.finding("no-gpu", ("resources", "limits"), message)
 
 
 def _against(container: Container, scheme: Scheme, said_bytes: int, granted: int) -> Iterator[Finding]:
@@ -88,7 +97,7 @@ def _other(container: Container, scheme: Scheme, granted: int | None, options: C
         message = f"{title} limits no memory: this container may fill the card; see that the program limits itself"
         yield warning(container.finding("no-limit", ("resources",), message))
         return
-    hundredths = granted * 100 // options.card.memory_bytes
+    hundredths = (granted + MIB) * 100 // options.card.memory_bytes  # a fifth, cut down to whole bytes, is 20 %
     try:
         is_over = float(flag.value) * 100 > hundredths
     except ValueError:

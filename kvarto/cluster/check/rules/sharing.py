@@ -69,6 +69,8 @@ def replica_names(files: Files, options: ClusterOptions) -> Iterator[Finding]:
         value = container.amount("limits", wrong)
         if value is None or scheme not in ("whole", "time-slicing", "mps"):
             continue
+        if container.amount("limits", right) is not None:
+            continue  # both: another rule's matter
         message = f"`{wrong}`, but the plugin's configuration names its replicas `{right}`; write that"
         edits = []
         for kind in ("requests", "limits"):

@@ -9,12 +9,14 @@ from typing import Any
 
 from kvarto.cluster.check.finding import Finding
 from kvarto.cluster.check.manifests import Container, Files, Pod
+from kvarto.cluster.check.server_flags import device_memory, is_kvarto
 from kvarto.cluster.check.vocabulary import CORES, PERCENTAGES, TENCENT_CORE, is_extended, unit_bytes, unit_name
 from kvarto.cluster.quantity import means_bytes, parse_quantity, suffix_of
 from kvarto.cluster.schemes import ClusterOptions
 from kvarto.cluster.schemes.kai import FRACTION, MEMORY
 from kvarto.cluster.tree import dig
 from kvarto.core.units import MIB, parse_bytes
+from kvarto.memory.device_limit import DEVICE_OVERHEAD_BYTES
 
 
 def amounts(files: Files, options: ClusterOptions) -> Iterator[Finding]:
@@ -84,6 +86,11 @@ def _not_positive(container: Container, kind: str, name: str, value: Any, unit: 
     if unit is None:
         message = f"`{name}: {value}` asks for nothing; write `1`, or leave it out"
         return container.finding("not-positive", path, message, *container.set_amount(name, 1))
+    said = device_memory(container) if is_kvarto(container) else None
+    if said is not None:
+        right = ceil(Fraction(said[0] + DEVICE_OVERHEAD_BYTES, unit))
+        message = f"`{name}: {value}` sets no limit at all; this server needs `{right}`"
+        return container.finding("not-positive", path, message, *container.set_amount(name, right))
     message = f"`{name}: {value}` sets no limit at all; leave it out to say so, or write how many {unit_name(unit)}"
     return container.finding("not-positive", path, message, *container.drop_amount(name))
 

@@ -1,0 +1,117 @@
+"""`kvarto k8s check FILE…`: one message for each mistake in manifests, and the manifests put right."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+
+from kvarto.cli.flags import takes
+from kvarto.cli.k8s_flags import ClusterConfig, cluster_options
+from kvarto.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from kvarto.cluster.check import Finding
+
+RIGHT, WRONG = 0, 1
+STDIN = "-"
+
+
+@takes(cluster=ClusterConfig)
+def k8s_check(
+    *files: str,
+    cluster: ClusterConfig,
+    fix: bool = False,
+    diff: bool = False,
+    as_json: Annotated[bool, Parameter(name="--json")] = False,
+) -> int:
+    """Find what is wrong with manifests of pods on shared GPUs. All files are looked at together.
+
+    Exit code 0: nothing, or warnings alone; 1: mistakes, also where they were put right; 2: files that can't be read.
+
+    Parameters
+    ----------
+    files
+        YAML or JSON files, folders of them, or `-` for standard input.
+    fix
+        Write the corrected files; for standard input, print them.
+    diff
+        Print what `--fix` would change.
+    as_json
+        Print the findings as JSON, with their edits.
+    """
+    from kvarto.cluster.check import Severity, check, correct
+    from kvarto.cluster.yaml_text import dump_all
+
+    options = cluster_options(cluster)
+    sources = _read(files or (STDIN,))
+    documents = [document for source in sources for document in source.documents]
+    findings = check(documents, options)
+    places = [source.name for source in sources for _ in source.documents]
+    if fix or diff:
+        fixed, _ = correct(documents, options)
+        for source in sources:
+            mine = [fixed.pop(0) for _ in source.documents]
+            source.put(mine if dump_all(mine) != dump_all(source.documents) else None, writes=fix)
+    if as_json:
+        print(json.dumps([{"file": places[each.document], **each.as_dict()} for each in findings], indent=2))
+    else:
+        for each in findings:
+            print(_line(places[each.document], each), file=sys.stderr if fix and STDIN in files else sys.stdout)
+    return WRONG if any(each.severity is Severity.ERROR for each in findings) else RIGHT
+
+
+@dataclass(slots=True)
+class _Source:
+    """A file, or standard input."""
+
+    name: str
+    text: str
+    documents: list[Any]
+
+    def put(self, fixed: list[Any] | None, *, writes: bool) -> None:
+        """Write the corrected documents, or print how they differ; None where nothing changed."""
+        from kvarto.cluster.yaml_text import dump_all
+
+        text = self.text if fixed is None else dump_all(fixed)
+        if not writes:
+            lines = difflib.unified_diff(self.text.splitlines(True), text.splitlines(True), self.name, self.name)
+            sys.stdout.writelines(lines if fixed is not None else ())
+        elif self.name == STDIN:
+            sys.stdout.write(text)
+        elif fixed is not None:
+            Path(self.name).write_text(text)
+
+
+def _read(names: tuple[str, ...]) -> list[_Source]:
+    from kvarto.cluster.yaml_text import load_all
+
+    sources = []
+    for name in _expanded(names):
+        try:
+            text = sys.stdin.read() if name == STDIN else Path(name).read_text()
+        except (OSError, UnicodeDecodeError) as error:
+            raise UsageError(f"`{name}` can't be read: {error}") from error
+        sources.append(_Source(name, text, load_all(text, name)))
+    return sources
+
+
+def _expanded(names: tuple[str, ...]) -> list[str]:
+    """Folders stand for the manifests in them."""
+    found = []
+    for name in names:
+        if name != STDIN and Path(name).is_dir():
+            found += sorted(str(path) for path in Path(name).iterdir() if path.suffix in (".yaml", ".yml", ".json"))
+        else:
+            found.append(name)
+    return found
+
+
+def _line(place: str, finding: Finding) -> str:
+    mendable = "" if finding.edits else " (not corrected by --fix)"
+    return f"{place}: {finding.severity}: {finding.where}: {finding.message} [{finding.rule}]{mendable}"
