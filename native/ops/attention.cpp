@@ -4,6 +4,7 @@
 // Source: FlashAttention (arXiv:2205.14135), online softmax (arXiv:1805.02867), PagedAttention (arXiv:2309.06180).
 #include "ops/attention.h"
 
+#include "ops/attention_amx.h"
 #include "ops/attention_exact.h"
 
 namespace kvarto::KVARTO_ISA {
@@ -142,6 +143,9 @@ int64_t attention_scratch_bytes(const HeadShape& heads, const AttentionLimits& l
 }
 
 void attention(const AttentionOp& op, const StepView& step, Worker& worker) {
+#if defined(__AMX_BF16__)
+    if (!op.exact) return Attention<FastPath>(op, step, worker).run();
+#endif
     Attention<ExactPath>(op, step, worker).run();
 }
 

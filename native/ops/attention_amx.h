@@ -1,0 +1,267 @@
+// Attention in products of bfloat16 tiles (AMX), sums in float32: strips of 256 keys, each a softmax of its own, merged
+// in order.
+//
+//   scores   S^T [16 keys, queries] = K [16 keys, 32 dims] Q^T: pages are read as they lie, where they hold bfloat16 and
+//            16 keys in a row; else they are first copied
+//   weights  of 4, 8 or 16 queries at a time, bfloat16; see attention_amx_softmax.h
+//   values   [16 queries, 16 dims] = P [16 queries, 32 keys] V: values are copied once per strip for all rows of a unit,
+//            two keys to a pair, which is how a product wants them
+//
+// Columns of values therefore come in another order than dims, which `in_order` undoes at the end.
+//
+// Cost of 16 queries and 64 keys at dim 64: 16 products of 16 cycles, and about 750 vector operations, two a cycle. Few
+// rows are bound by reading K and V.
+#pragma once
+
+#if defined(__AMX_BF16__)
+
+#include "ops/attention_amx_softmax.h"
+#include "ops/attention_keys.h"
+#include "ops/attention_rows.h"
+#include "ops/lanes.h"
+#include "ops/softcap.h"
+
+namespace kvarto::KVARTO_ISA {
+
+// 16 rows of 64 bytes each, but for 0..2, of `num_queries` float32 or pairs.
+struct alignas(64) TileShapes {
+    uint8_t palette = 1, start_row = 0, reserved[14] = {};
+    uint16_t row_bytes[16] = {};
+    uint8_t rows[16] = {};
+
+    explicit constexpr TileShapes(int num_queries) {
+        for (int tile = 0; tile < 8; ++tile) rows[tile] = 16, row_bytes[tile] = 64;
+        for (int tile = 0; tile < 3; ++tile) row_bytes[tile] = static_cast<uint16_t>(4 * num_queries);
+    }
+};
+
+// Elements [first, first + 32) of a token as bfloat16; 0 behind the head's end, and where there is no key.
+template <KVType kType>
+inline __m512i load_bf16(const TileTokens& tokens, int32_t key, int32_t first, int32_t head_dim) {
+    if constexpr (kType == KVType::kBF16) {
+        const std::byte* token = tokens.token[key];
+        if (token == nullptr) return _mm512_setzero_si512();
+        const int32_t count = head_dim - first;
+        return count >= 32 ? _mm512_loadu_si512(token + 2 * first)
+                           : _mm512_maskz_loadu_epi16((1U << count) - 1, token + 2 * first);
+    } else {
+        const F32x16 low = load_token<kType>(tokens, key, first, head_dim);
+        const F32x16 high = first + 16 < head_dim ? load_token<kType>(tokens, key, first + 16, head_dim) : F32x16::zero();
+        return _mm512_castps_si512(bf16_pair(low.v, high.v));
+    }
+}
+
+class FastPath {
+public:
+    static constexpr int32_t kSpanTiles = kStripKeys / kTileKeys;
+    static constexpr int32_t kShareTiles = kSpanTiles;
+    using Factor = FastFactor;
+
+    FastPath(const AttentionOp& op, const StepView&, Memory memory)
+        : op_(op),
+          pages_(op.pages, op.layer_slot, op.heads),
+          dim_(op.heads.head_dim),
+          width_(static_cast<int32_t>(padded_dim(op.heads))),
+          query_rows_(memory.take<uint16_t>(kUnitRows * width_)),
+          queries_(memory.take<uint16_t>(kUnitRows * width_)),
+          keys_(memory.take<uint16_t>(kStripKeys * width_)),
+          values_(memory.take<uint16_t>(kStripKeys * width_)),
+          scores_(memory.take<float>(kStripKeys * 16)),
+          weights_(memory.take<uint16_t>(16 * kStripKeys)),
+          out_(memory.take<float>(16 * width_)) {}
+    ~FastPath() { _tile_release(); }
+    FastPath(const FastPath&) = delete;
+    FastPath& operator=(const FastPath&) = delete;
+
+    void load_queries(const UnitRows& rows) {
+        const float log2_e = 1.44269504F, scale = op_.softcap > 0 ? op_.scale : op_.scale * log2_e;
+        for (int32_t r = 0; r < rows.num_rows; ++r) {
+            const float* head = op_.qkv.f32(rows.token[r]) + rows.head[r] * dim_;
+            for (int32_t i = 0; i < width_; i += 32) {
+                const F32x16 low = load_padded(head, i) * F32x16::set1(scale);
+                const F32x16 high = load_padded(head, i + 16) * F32x16::set1(scale);
+                _mm512_store_ps(query_rows_ + r * width_ + i, bf16_pair(low.v, high.v));
+            }
+        }
+        laid_first_ = laid_end_ = 0;
+    }
+
+    // The strip's softmax for rows [first_row, end_row): tiles [first_tile, end_tile) of a sequence's pages.
+    void attend(const UnitRows& rows, int32_t first_row, int32_t end_row, const int32_t* table, int32_t context,
+                int32_t kv_head, int32_t first_tile, int32_t end_tile, Sums& sums) {
+        if (first_tile >= end_tile) return;
+        lay_out(table, context, kv_head, first_tile, end_tile);
+        lay_out_queries(first_row, end_row);
+        const uint16_t* queries = queries_;
+        for (int32_t row = first_row; row < end_row; row += 16) {
+            const int32_t num_rows = std::min(16, end_row - row);
+            if (num_rows <= 4)
+                attend_block<4>(rows, row, num_rows, queries, sums);
+            else if (num_rows <= 8)
+                attend_block<8>(rows, row, num_rows, queries, sums);
+            else
+                attend_block<16>(rows, row, num_rows, queries, sums);
+            queries += 16 * width_;
+        }
+    }
+
+    const float* in_order(const float* values, float* out) const {
+        const __m512i first = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
+        const __m512i last = _mm512_add_epi32(first, _mm512_set1_epi32(8));
+        for (int32_t i = 0; i < width_; i += 32) {
+            const __m512 low = _mm512_load_ps(values + i), high = _mm512_load_ps(values + i + 16);
+            _mm512_store_ps(out + i, _mm512_permutex2var_ps(low, first, high));
+            _mm512_store_ps(out + i + 16, _mm512_permutex2var_ps(low, last, high));
+        }
+        return out;
+    }
+
+private:
+    F32x16 load_padded(const float* head, int32_t first) const {
+        return first >= dim_ ? F32x16::zero() : load_first(head + first, std::min(16, dim_ - first));
+    }
+
+    // Keys and values of the strip, for all rows that read them.
+    void lay_out(const int32_t* table, int32_t context, int32_t kv_head, int32_t first_tile, int32_t end_tile) {
+        first_key_ = first_tile * kTileKeys;
+        num_keys_ = (end_tile - first_tile) * kTileKeys;
+        for (int32_t tile = first_tile; tile < end_tile; ++tile) {
+            const int32_t first = tile * kTileKeys - first_key_;
+            switch (pages_.type) {
+                case KVType::kF32: lay_out_tile<KVType::kF32>(table, context, tile, kv_head, first); break;
+                case KVType::kF16: lay_out_tile<KVType::kF16>(table, context, tile, kv_head, first); break;
+                case KVType::kBF16: lay_out_tile<KVType::kBF16>(table, context, tile, kv_head, first); break;
+                case KVType::kInt8: lay_out_tile<KVType::kInt8>(table, context, tile, kv_head, first); break;
+            }
+        }
+    }
+
+    template <KVType kType>
+    void lay_out_tile(const int32_t* table, int32_t context, int32_t tile, int32_t kv_head, int32_t first) {
+        const TileTokens keys(pages_, table, context, tile, kv_head, Plane::kKey);
+        const bool can_stay = kType == KVType::kBF16 && dim_ == width_ && pages_.page_size % 16 == 0;
+        for (int32_t key = 0; key < kTileKeys; key += 16) {
+            const std::byte*& rows = key_rows_[(first + key) / 16];
+            rows = keys.token[key];
+            if (can_stay && rows != nullptr) continue;
+            rows = reinterpret_cast<const std::byte*>(keys_ + (first + key) * width_);
+            for (int32_t i = key; i < key + 16; ++i) copy_key<kType>(keys, i, keys_ + (first + i) * width_);
+        }
+        const TileTokens values(pages_, table, context, tile, kv_head, Plane::kValue);
+        for (int32_t key = 0; key < kTileKeys; key += 2)
+            pair_values<kType>(values, key, values_ + (first + key) * width_);
+    }
+
+    template <KVType kType> void copy_key(const TileTokens& keys, int32_t key, uint16_t* out) const {
+        for (int32_t i = 0; i < width_; i += 32) _mm512_store_si512(out + i, load_bf16<kType>(keys, key, i, dim_));
+    }
+
+    // Words of two tokens alternate. Of 32 dims, dims 0..3, 8..11, 16..19 and 24..27 come first.
+    template <KVType kType> void pair_values(const TileTokens& values, int32_t key, uint16_t* out) const {
+        for (int32_t i = 0; i < width_; i += 32) {
+            const __m512i even = load_bf16<kType>(values, key, i, dim_), odd = load_bf16<kType>(values, key + 1, i, dim_);
+            _mm512_store_si512(out + 2 * i, _mm512_unpacklo_epi16(even, odd));
+            _mm512_store_si512(out + 2 * i + 32, _mm512_unpackhi_epi16(even, odd));
+        }
+    }
+
+    // Queries as a product wants them: for 32 dims, 16 rows of N pairs. Kept while the rows stay the same.
+    void lay_out_queries(int32_t first_row, int32_t end_row) {
+        if (laid_first_ == first_row && laid_end_ == end_row) return;
+        laid_first_ = first_row, laid_end_ = end_row;
+        uint16_t* out = queries_;
+        for (int32_t row = first_row; row < end_row; row += 16, out += 16 * width_) {
+            const int32_t num_rows = std::min(16, end_row - row), num_lanes = lanes_for(num_rows);
+            const __mmask16 lanes = static_cast<__mmask16>((1U << num_lanes) - 1);
+            for (int32_t i = 0; i < width_; i += 32) {
+                F32x16 pairs[16];
+                for (int32_t r = 0; r < 16; ++r) {
+                    const auto* dims = reinterpret_cast<const float*>(query_rows_ + (row + r) * width_ + i);
+                    pairs[r] = r < num_rows ? F32x16::load(dims) : F32x16::zero();
+                }
+                transpose16(pairs);
+                for (int p = 0; p < 16; ++p)
+                    _mm512_mask_storeu_ps(out + (i / 2 + p) * 2 * num_lanes, lanes, pairs[p].v);
+            }
+        }
+    }
+    static int32_t lanes_for(int32_t num_rows) { return num_rows <= 4 ? 4 : num_rows <= 8 ? 8 : 16; }
+
+    template <int N>
+    void attend_block(const UnitRows& rows, int32_t row, int32_t num_rows, const uint16_t* queries, Sums& sums) {
+        const QueryLanes<N> lanes(rows.first_key + row, rows.end_key + row, num_rows);
+        set_shapes<N>();
+        score<N>(queries);
+        if (op_.softcap > 0) cap(num_keys_ * N);
+        if (!lanes.all_see(first_key_, first_key_ + num_keys_)) hide_unseen<N>(scores_, first_key_, num_keys_, lanes);
+        const __m512 most = largest_scores<N>(scores_, num_keys_);
+        const __m512 total = weigh<N>(scores_, num_keys_, most, weights_);
+        const auto is_row = static_cast<__mmask16>((1U << num_rows) - 1);
+        _mm512_mask_storeu_ps(sums.maximum + row, is_row, most);
+        _mm512_mask_storeu_ps(sums.total + row, is_row, total);
+        add_values(num_rows, sums.values + row * sums.width);
+    }
+
+    template <int N> void set_shapes() {
+        if (shapes_ == N) return;
+        static constexpr TileShapes shapes(N);
+        _tile_loadconfig(&shapes);
+        shapes_ = N;
+    }
+
+    template <int N> void score(const uint16_t* queries) {
+        for (int32_t key = 0; key < num_keys_; key += 32) {
+            const std::byte *first = key_rows_[key / 16], *last = key_rows_[key / 16 + 1];
+            _tile_zero(0);
+            _tile_zero(1);
+            for (int32_t i = 0; i < width_; i += 32) {
+                _tile_loadd(2, queries + i * N, 4 * N);
+                _tile_loadd(3, first + 2 * i, 2 * width_);
+                _tile_dpbf16ps(0, 3, 2);
+                _tile_loadd(3, last + 2 * i, 2 * width_);
+                _tile_dpbf16ps(1, 3, 2);
+            }
+            _tile_stored(0, scores_ + key * N, 4 * N);
+            _tile_stored(1, scores_ + (key + 16) * N, 4 * N);
+        }
+    }
+
+    void cap(int32_t num_scores) {
+        const F32x16 log2_e = F32x16::set1(1.44269504F);
+        for (int32_t i = 0; i < num_scores; i += 16)
+            (softcapped(F32x16::load(scores_ + i), op_.softcap) * log2_e).store(scores_ + i);
+    }
+
+    void add_values(int32_t num_rows, float* values) {
+        float* out = num_rows == 16 ? values : out_;
+        for (int32_t i = 0; i < width_; i += 32) {
+            _tile_zero(4);
+            _tile_zero(5);
+            for (int32_t key = 0; key < num_keys_; key += 32) {
+                const uint16_t* pairs = values_ + key * width_ + 2 * i;
+                _tile_loadd(3, weights_ + key, 2 * kStripKeys);
+                _tile_loadd(6, pairs, 4 * width_);
+                _tile_dpbf16ps(4, 3, 6);
+                _tile_loadd(7, pairs + 32, 4 * width_);
+                _tile_dpbf16ps(5, 3, 7);
+            }
+            _tile_stored(4, out + i, 4 * width_);
+            _tile_stored(5, out + i + 16, 4 * width_);
+        }
+        if (num_rows < 16) std::copy_n(out_, num_rows * width_, values);
+    }
+
+    const AttentionOp& op_;
+    const LayerPages pages_;
+    const int32_t dim_, width_;
+    int32_t shapes_ = 0, laid_first_ = 0, laid_end_ = 0, first_key_ = 0, num_keys_ = 0;
+    const std::byte* key_rows_[kStripKeys / 16];
+    uint16_t *query_rows_, *queries_, *keys_, *values_;
+    float* scores_;
+    uint16_t* weights_;
+    float* out_;
+};
+
+}  // namespace kvarto::KVARTO_ISA
+
+#endif
