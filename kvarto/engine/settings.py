@@ -67,7 +67,7 @@ def _open_native(config: EngineConfig, num_threads: int) -> Backend:
     try:
         from kvarto.ops.native import NativeBackend
     except ImportError as error:
-        raise UsageError(f"the native module is not built for this Python ({error}); `make native` builds it") from error
+        raise UsageError(f"the native module is not built here ({error}); `make native` builds it") from error
     return NativeBackend(num_threads, activations=config.activations, dtype=config.dtype)
 
 

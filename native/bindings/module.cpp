@@ -6,6 +6,7 @@ namespace kvarto {
 void bind_ops(nanobind::module_& ops);
 void bind_ops_attention(nanobind::module_& ops);
 void bind_ops_linear(nanobind::module_& ops);
+void bind_ops_threads(nanobind::module_& ops);
 void bind_weights(nanobind::module_& weights);
 
 }  // namespace kvarto
@@ -16,6 +17,7 @@ NB_MODULE(_native, module) {
     kvarto::bind_ops(ops);
     kvarto::bind_ops_attention(ops);
     kvarto::bind_ops_linear(ops);
+    kvarto::bind_ops_threads(ops);
     auto weights = module.def_submodule("weights", "Formats of matrices and their repacking.");
     kvarto::bind_weights(weights);
 }
