@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from kvarto.cli.flags import takes
-from kvarto.cli.k8s_flags import ClusterConfig, cluster_options
+from kvarto.cli.k8s_flags import ClusterConfig, OverheadConfig, cluster_options
 from kvarto.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -22,10 +22,11 @@ RIGHT, WRONG = 0, 1
 STDIN = "-"
 
 
-@takes(cluster=ClusterConfig)
+@takes(cluster=ClusterConfig, overhead=OverheadConfig)
 def k8s_check(
     *files: str,
     cluster: ClusterConfig,
+    overhead: OverheadConfig,
     fix: bool = False,
     diff: bool = False,
     as_json: Annotated[bool, Parameter(name="--json")] = False,
@@ -48,7 +49,7 @@ def k8s_check(
     from kvarto.cluster.check import Severity, check, correct
     from kvarto.cluster.yaml_text import dump_all
 
-    options = cluster_options(cluster)
+    options = cluster_options(cluster, overhead)
     sources = _read(files or (STDIN,))
     documents = [document for source in sources for document in source.documents]
     findings = check(documents, options)

@@ -39,7 +39,7 @@ def k8s_compare(
     from kvarto.cluster.compare import as_dicts, comparison, markdown_table, text_blocks
     from kvarto.cluster.requests import scheme_requests
 
-    options = cluster_options(cluster)
+    options = cluster_options(cluster, overhead)
     _, need = size_need(engine, overhead, tokens_per_seq, on_gpu=True)
     _, cpu_need = size_need(engine, overhead, tokens_per_seq, on_gpu=False)
     requests = list(scheme_requests(need, cpu_need, options))

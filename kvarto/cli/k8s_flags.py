@@ -42,7 +42,7 @@ class OverheadConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes on the GPU beside the arena: the driver's context and workspaces. An allowance; cards differ."""
 
 
-def cluster_options(config: ClusterConfig) -> ClusterOptions:
+def cluster_options(config: ClusterConfig, overhead: OverheadConfig) -> ClusterOptions:
     """The same for `kvarto.cluster`. Raises UsageError."""
     from kvarto.cluster.cards import find_card
     from kvarto.cluster.schemes import ClusterOptions
@@ -58,6 +58,7 @@ def cluster_options(config: ClusterConfig) -> ClusterOptions:
         aliyun_unit=config.aliyun_unit,
         device_class=config.device_class,
         queue=config.queue,
+        overhead_bytes=overhead.overhead_memory,
         plugin_namespace=config.plugin_namespace,
     )
 

@@ -37,6 +37,8 @@ class WorkloadConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds that fetching and loading the model may take."""
     drain_s: int = 300
     """Seconds that running requests may take to finish when a pod ends."""
+    limiter: bool = False
+    """Preload the limiter of `deploy/Containerfile` under schemes that enforce nothing. It is cooperation."""
 
 
 @takes(engine=EngineConfig, workload=WorkloadConfig, cluster=ClusterConfig, overhead=OverheadConfig)
@@ -67,8 +69,10 @@ def k8s_render(
     from kvarto.cluster.schemes import find_scheme
     from kvarto.cluster.yaml_text import dump_all
 
-    chosen, options = find_scheme(scheme), cluster_options(cluster)
+    chosen, options = find_scheme(scheme), cluster_options(cluster, overhead)
     check_workload(workload)
+    if engine.backend == "native" and scheme != "cpu":
+        raise UsageError(f"`--backend native` computes on a CPU and `--scheme {scheme}` gives it a GPU; leave one out")
     _, need = size_need(engine, overhead, tokens_per_seq, on_gpu=scheme != "cpu")
     settings = msgspec.structs.asdict(workload)
     model = settings.pop("pod_model") or engine.model

@@ -43,7 +43,7 @@ def k8s_size(
     json
         Print JSON.
     """
-    options = cluster_options(cluster)
+    options = cluster_options(cluster, overhead)
     layout, need = size_need(engine, overhead, tokens_per_seq, on_gpu=True)
     _, cpu_need = size_need(engine, overhead, tokens_per_seq, on_gpu=False)
     print(_as_json(layout, need, cpu_need, options) if json else _as_text(layout, need, cpu_need, options))
@@ -63,8 +63,10 @@ def size_need(
             flag = f"--{name.replace('_', '-')}"
             raise UsageError(f"`{flag}` is what `kvarto k8s` works out; say `--max-num-seqs` and `--tokens-per-seq`")
     path = resolve(engine.model, lambda line: print(line, file=sys.stderr))
-    device = GPU if on_gpu else "cpu"
-    _, layout = size_engine(msgspec.structs.replace(engine, model=str(path), device=device), tokens_per_seq)
+    if on_gpu and engine.backend == "native":
+        engine = msgspec.structs.replace(engine, backend="auto")  # the native one computes on a CPU
+    config = msgspec.structs.replace(engine, model=str(path), device=GPU if on_gpu else "cpu")
+    _, layout = size_engine(config, tokens_per_seq)
     return layout, need_of(layout, on_gpu=on_gpu, overhead_bytes=overhead.overhead_memory)
 
 

@@ -65,6 +65,11 @@ _K8S_COMMANDS = {
 }
 for _name, _help in _K8S_COMMANDS.items():
     k8s.command(f"kvarto.cli.k8s_{_name}:k8s_{_name}", name=_name, help=_help)
+limiter = App(name="limiter", help="The preloaded limit of GPU memory.", help_format="markdown")
+limiter.command(
+    "kvarto.cli.k8s_limiter:k8s_limiter_status", name="status", help="What it has counted in this container."
+)
+k8s.command(limiter)
 app.command(k8s)
 
 

@@ -23,6 +23,10 @@ USER_ID = 10001
 MODELS = "/models"
 """Where models are kept in the container: `HF_HOME`, `KVARTO_HOME`."""
 PROBE_PERIOD_S = 5
+LIMITER_LIBRARY = "/usr/local/lib/libkvarto-limiter.so"
+"""In the image that `deploy/Containerfile` builds."""
+LIMITER_LEDGER = "/run/kvarto"
+"""Folder of the limiter's account: one per container, gone with it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +48,8 @@ class Workload:
     """How long fetching and loading may take."""
     drain_s: int = 300
     """How long running requests may take to finish."""
+    limiter: bool = False
+    """Preload the limiter: a limit that holds as long as nobody goes round it."""
     stop_wait_s: int = 10
     """Between leaving the Service and the drain, for those who have not heard of it yet."""
 
@@ -102,6 +108,7 @@ def _pod(workload: Workload, need: Need, parts: PodParts) -> dict[str, Any]:
         "affinity": None if parts.min_card_mib is None else min_card_affinity(parts.min_card_mib),
         "resourceClaims": _claims(parts),
     }
+    ledger = [{"name": "ledger", "emptyDir": {"medium": "Memory", "sizeLimit": "16Mi"}}] if workload.limiter else []
     models: dict[str, Any] = {"name": "models", "emptyDir": {}}
     if workload.model_claim is not None:
         models = {"name": "models", "persistentVolumeClaim": {"claimName": workload.model_claim}}
@@ -117,7 +124,7 @@ def _pod(workload: Workload, need: Need, parts: PodParts) -> dict[str, Any]:
             "seccompProfile": {"type": "RuntimeDefault"},
         },
         "containers": [_container(workload, need, parts)],
-        "volumes": [models, {"name": "tmp", "emptyDir": {}}],
+        "volumes": [models, {"name": "tmp", "emptyDir": {}}, *ledger],
     }
 
 
@@ -129,6 +136,10 @@ def _claims(parts: PodParts) -> list[dict[str, str]]:
 
 def _container(workload: Workload, need: Need, parts: PodParts) -> dict[str, Any]:
     env = {"HF_HOME": MODELS, "KVARTO_HOME": MODELS, **parts.env}
+    mounts = [{"name": "models", "mountPath": MODELS}, {"name": "tmp", "mountPath": "/tmp"}]
+    if workload.limiter:
+        env["LD_PRELOAD"] = LIMITER_LIBRARY
+        mounts.append({"name": "ledger", "mountPath": LIMITER_LEDGER})
     return {
         "name": CONTAINER,
         "image": workload.image,
@@ -145,7 +156,7 @@ def _container(workload: Workload, need: Need, parts: PodParts) -> dict[str, Any
             "readOnlyRootFilesystem": True,
             "capabilities": {"drop": ["ALL"]},
         },
-        "volumeMounts": [{"name": "models", "mountPath": MODELS}, {"name": "tmp", "mountPath": "/tmp"}],
+        "volumeMounts": mounts,
     }
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from kvarto.cluster.deployment import CONTAINER, Workload, deployment, service
 from kvarto.cluster.need import Need
 from kvarto.cluster.schemes import ClusterOptions, Manifest, PodParts, Scheme, find_scheme, scheme_of
+from kvarto.core.errors import UsageError
 from kvarto.core.units import MIB
 from kvarto.memory.device_limit import LIMITER_LIMIT
 
@@ -26,6 +27,10 @@ class Rendered:
 def render(scheme: Scheme, workload: Workload, need: Need, options: ClusterOptions) -> Rendered:
     """Whatever the scheme needs first, then Deployment and Service. Raises UsageError for what can't work."""
     parts = scheme.parts(workload.name, need, options)
+    if workload.limiter and scheme.is_enforced:
+        raise UsageError(
+            f"`--limiter` under `--scheme {scheme.name}`: {scheme.facts.enforced_by} limits already; leave it out"
+        )
     if not scheme.is_enforced:
         # Nobody else tells the server its part in exact bytes. It is what a preloaded limiter would read, too.
         parts = replace(parts, env={**parts.env, LIMITER_LIMIT: f"{parts.granted_bytes // MIB}MiB"})

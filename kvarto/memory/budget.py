@@ -74,9 +74,9 @@ def _positive(flag: str, size_bytes: int) -> tuple[int, str]:
 
 
 def _default(default_bytes: int, limits: ProcessLimits) -> tuple[int, str]:
-    if limits.device_limit is not None:
+    if limits.device_limit is not None and limits.sized_bytes is not None:
         # The pod was sized for this process: whatever it does not take, nobody else may.
-        return limits.arena_bytes, f"{limits.device_limit.source}, less what the driver takes"
+        return limits.sized_bytes, f"{limits.device_limit.source}, less what the driver takes"
     ceiling = int(limits.free_bytes * DEFAULT_SHARE)
     if default_bytes <= ceiling:
         return default_bytes, "default"

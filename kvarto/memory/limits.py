@@ -48,14 +48,21 @@ class ProcessLimits:
 
     @property
     def arena_bytes(self) -> int:
-        """What an arena may take now: the process itself still grows, and a full machine kills.
-
-        Under a device limit it is the limit less `DEVICE_OVERHEAD_BYTES`, the same in every start, as far as so much is
-        free: the driver's context counts against the limit, whether or not it is there yet.
+        """What an arena may take now at most: the process itself still grows, and a full machine kills. Of a limited
+        device all that is free: there the process's own part is the driver's, and it is mostly there already.
         """
         if self.device_limit is not None:
-            return max(0, min(self.device_limit.limit_bytes - DEVICE_OVERHEAD_BYTES, self.free_bytes))
+            return self.free_bytes
         return self.free_bytes - min(PROCESS_RESERVE_BYTES, self.free_bytes // 8)
+
+    @property
+    def sized_bytes(self) -> int | None:
+        """What an arena takes that nobody sized, of a device that somebody did: the limit less an allowance for the
+        driver, the same in every start, as far as so much is free. None where no limit was set.
+        """
+        if self.device_limit is None:
+            return None
+        return max(0, min(self.device_limit.limit_bytes - DEVICE_OVERHEAD_BYTES, self.free_bytes))
 
 
 def read_limits(root: Path = Path("/"), *, num_affine_cpus: int | None = None) -> ProcessLimits:

@@ -13,6 +13,7 @@ from kvarto.cluster.quantity import parse_quantity
 from kvarto.cluster.tree import dig
 from kvarto.core.errors import UsageError
 from kvarto.core.units import format_bytes
+from kvarto.memory.device_limit import DEVICE_OVERHEAD_BYTES
 
 Manifest = Mapping[str, Any]
 
@@ -33,6 +34,8 @@ class ClusterOptions:
     """DeviceClass of DRA claims."""
     queue: str = "default-queue"
     """Queue that KAI schedules the pod in."""
+    overhead_bytes: int = DEVICE_OVERHEAD_BYTES
+    """Of the GPU, beside a server's arena; for judging whether both fit a limit."""
     plugin_namespace: str = "gpu-operator"
     """Where NVIDIA's device plugin reads its configuration."""
 

@@ -17,7 +17,7 @@ from kvarto.cluster.check.server_flags import (
 )
 from kvarto.cluster.schemes import ClusterOptions, Scheme, find_scheme
 from kvarto.core.units import MIB, format_bytes
-from kvarto.memory.device_limit import DEVICE_OVERHEAD_BYTES, LIMITER_LIMIT
+from kvarto.memory.device_limit import LIMITER_LIMIT
 
 CPU_OVERHEAD_BYTES = 512 * MIB
 """Beside the arena in the container's memory: the least that processes and libraries take."""
@@ -37,7 +37,8 @@ def arena_and_limit(files: Files, options: ClusterOptions) -> Iterator[Finding]:
         granted = scheme.granted_bytes(container.pod.template, container.manifest, files.manifests, options)
         said = device_memory(container)
         if said is not None and granted is not None:
-            yield from _against(container, scheme, said[0], granted)
+            overhead_bytes = CPU_OVERHEAD_BYTES if scheme.name == "cpu" else options.overhead_bytes
+            yield from _against(container, scheme, said[0], granted, overhead_bytes)
 
 
 def no_limit(files: Files, options: ClusterOptions) -> Iterator[Finding]:
@@ -49,7 +50,7 @@ def no_limit(files: Files, options: ClusterOptions) -> Iterator[Finding]:
         granted = scheme.granted_bytes(container.pod.template, container.manifest, files.manifests, options)
         if is_kvarto(container):
             if device_memory(container) is None and all(name != LIMITER_LIMIT for _, name, _ in container.env()):
-                yield _kvarto_without(container, scheme, granted)
+                yield _kvarto_without(container, scheme, granted, options.overhead_bytes)
         else:
             yield from _other(container, scheme, granted, options)
 
@@ -59,8 +60,9 @@ def _no_gpu(container: Container) -> Finding:
     return container.finding("no-gpu", ("resources", "limits"), message)
 
 
-def _against(container: Container, scheme: Scheme, said_bytes: int, granted: int) -> Iterator[Finding]:
-    overhead = CPU_OVERHEAD_BYTES if scheme.name == "cpu" else DEVICE_OVERHEAD_BYTES
+def _against(
+    container: Container, scheme: Scheme, said_bytes: int, granted: int, overhead: int
+) -> Iterator[Finding]:
     if said_bytes + overhead <= granted:
         return
     what = "processes and libraries take" if scheme.name == "cpu" else "the driver takes"
@@ -79,12 +81,12 @@ def _against(container: Container, scheme: Scheme, said_bytes: int, granted: int
     yield container.finding("arena-over-limit", path, message, set_device_memory(container, found[1], right * MIB))
 
 
-def _kvarto_without(container: Container, scheme: Scheme, granted: int | None) -> Finding:
+def _kvarto_without(container: Container, scheme: Scheme, granted: int | None, overhead: int) -> Finding:
     message = f"{scheme.facts.title} limits no memory, and this server is not told how much it may take"
-    if granted is None or granted <= DEVICE_OVERHEAD_BYTES:
+    if granted is None or granted <= overhead:
         hint = f"give `{KVARTO_FLAGS[0]}`; for a number, name the card and add the plugin's configuration"
         return container.finding("no-limit", ("args",), f"{message}; {hint}")
-    right = (granted - DEVICE_OVERHEAD_BYTES) // MIB
+    right = (granted - overhead) // MIB
     message = f"{message}; an equal part of the card leaves `{KVARTO_FLAGS[0]} {right}MiB`"
     return container.finding("no-limit", ("args",), message, set_device_memory(container, None, right * MIB))
 

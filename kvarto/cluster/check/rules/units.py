@@ -16,7 +16,6 @@ from kvarto.cluster.schemes import ClusterOptions
 from kvarto.cluster.schemes.kai import FRACTION, MEMORY
 from kvarto.cluster.tree import dig
 from kvarto.core.units import MIB, parse_bytes
-from kvarto.memory.device_limit import DEVICE_OVERHEAD_BYTES
 
 
 def amounts(files: Files, options: ClusterOptions) -> Iterator[Finding]:
@@ -56,7 +55,7 @@ def _amount(container: Container, kind: str, name: str, value: Any, options: Clu
         )
         yield container.finding("memory-unit", path, message, *container.set_amount(name, right))
     elif number < 0 or (number == 0 and (unit is not None or name in PERCENTAGES)):
-        yield _not_positive(container, kind, name, value, unit)
+        yield _not_positive(container, kind, name, value, unit, options.overhead_bytes)
     elif number.denominator != 1:
         right = ceil(number)
         message = f"{written} is a fraction, and Kubernetes counts {name} in whole numbers; write `{right}`"
@@ -81,14 +80,16 @@ def _no_quantity(container: Container, kind: str, name: str, value: Any, unit: i
     return container.finding("no-quantity", ("resources", kind, name), message, *container.set_amount(name, right))
 
 
-def _not_positive(container: Container, kind: str, name: str, value: Any, unit: int | None) -> Finding:
+def _not_positive(
+    container: Container, kind: str, name: str, value: Any, unit: int | None, overhead_bytes: int
+) -> Finding:
     path = ("resources", kind, name)
     if unit is None:
         message = f"`{name}: {value}` asks for nothing; write `1`, or leave it out"
         return container.finding("not-positive", path, message, *container.set_amount(name, 1))
     said = device_memory(container) if is_kvarto(container) else None
     if said is not None:
-        right = ceil(Fraction(said[0] + DEVICE_OVERHEAD_BYTES, unit))
+        right = ceil(Fraction(said[0] + overhead_bytes, unit))
         message = f"`{name}: {value}` sets no limit at all; this server needs `{right}`"
         return container.finding("not-positive", path, message, *container.set_amount(name, right))
     message = f"`{name}: {value}` sets no limit at all; leave it out to say so, or write how many {unit_name(unit)}"
