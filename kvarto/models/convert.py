@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gguf
 import numpy as np
 from numpy.typing import NDArray
 
@@ -36,6 +35,8 @@ def to_rows(values: Float32, format: WeightFormat, weight_name: str) -> RawRows:
     if format.is_float:
         return to_bytes(values, DType(format), weight_name).reshape(len(values), -1)
     assert format is WeightFormat.Q8_0, f"values are never quantised to {format}"
+    import gguf  # takes longer to import than most weights take to load, and few models need it
+
     rows: RawRows = gguf.quantize(np.ascontiguousarray(values), gguf.GGMLQuantizationType.Q8_0)
     return rows
 

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-import gguf
 import numpy as np
 from numpy.typing import NDArray
 
@@ -39,7 +38,7 @@ class GGUFFiles(WeightFiles):
             raise
         self.metadata: dict[str, Any] = container.metadata
         self.tensors = {
-            name: TensorInfo(name, placement.shape, placement.tensor.quant.name, placement.file_bytes)
+            name: TensorInfo(name, placement.shape, placement.tensor.type.name, placement.file_bytes)
             for name, placement in self._placements.items()
         }
 
@@ -95,7 +94,7 @@ class GGUFFiles(WeightFiles):
         rows = np.empty((stop - start, columns), np.float32)
         for first, last in row_blocks(start, stop, columns):
             raw = self._read_raw(tensor, first, last)
-            rows[first - start : last - start] = gguf.dequantize(raw, tensor.quant)
+            rows[first - start : last - start] = tensor.type.dequantise(raw)
         return rows
 
     def _read_raw(self, tensor: GGUFTensor, start: int, stop: int) -> RawRows:

@@ -7,20 +7,21 @@ string = u64 bytes, UTF-8          array = u32 type, u64 count, values
 ```
 Source: ggml's docs/gguf.md. There is one parser on purpose: the `gguf` package trusts counts and sizes, and takes 5 s
 where this takes 0.1 s. Each count is checked in exact integers against the bytes that the file still has before
-anything is allocated for it; the package supplies tables and dequantisation only.
+anything is allocated for it.
 """
 
 from __future__ import annotations
 
+import math
 import struct
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-import gguf
 import numpy as np
 
 from kvarto.core.errors import BadFile, UnsupportedModel
 from kvarto.core.units import align_up
+from kvarto.models.gguf_types import OTHERS, READABLE, GGUFType
 from kvarto.models.raw_file import RawFile
 
 MAX_KEYS = 1 << 16
@@ -41,12 +42,6 @@ _STRING = 8
 _ARRAY = 9
 _WINDOW_BYTES = 1 << 20
 
-READABLE_TYPES = (
-    "F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0",
-    "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS",
-)  # fmt: skip
-"""Weight types that can be dequantised; others are refused by name when the file is opened."""
-
 
 @dataclass(frozen=True, slots=True)
 class GGUFTensor:
@@ -55,7 +50,7 @@ class GGUFTensor:
     name: str
     shape: tuple[int, ...]
     """Outermost first, as numpy has it."""
-    quant: gguf.GGMLQuantizationType
+    type: GGUFType
     offset: int
     """Of the first byte, in the file."""
     size_bytes: int
@@ -63,8 +58,7 @@ class GGUFTensor:
     @property
     def row_bytes(self) -> int:
         """Bytes of one innermost row."""
-        block, block_bytes = gguf.GGML_QUANT_SIZES[self.quant]
-        return self.shape[-1] // block * block_bytes
+        return self.type.row_bytes(self.shape[-1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,14 +128,30 @@ class _Cursor:
             self.refuse(f"{what} is not valid UTF-8")
 
     def strings(self, count: int, what: str) -> list[str]:
-        found = []
+        """Many short ones: a vocabulary has 100,000, so what lies whole in the window is not taken piece by piece."""
+        found: list[str] = []
         try:
-            for _ in range(count):
-                size_bytes = int.from_bytes(self.take(8, what), "little")
-                found.append(self.take(size_bytes, what).decode("utf-8"))
+            while len(found) < count:
+                self._take_strings(count, found)
+                if len(found) < count:  # the next one ends beyond the window
+                    size_bytes = int.from_bytes(self.take(8, what), "little")
+                    found.append(self.take(size_bytes, what).decode("utf-8"))
         except UnicodeDecodeError:
             self.refuse(f"{what} is not valid UTF-8")
         return found
+
+    def _take_strings(self, count: int, found: list[str]) -> None:
+        """Append to `found`, up to `count` in all, the strings that end inside the window."""
+        window, last = self._window, len(self._window)
+        start = self.position - self._window_start
+        length_of = struct.Struct("<Q").unpack_from
+        while len(found) < count and start + 8 <= last:
+            end = start + 8 + length_of(window, start)[0]
+            if end > last:
+                break
+            found.append(window[start + 8 : end].decode("utf-8"))
+            start = end
+        self.position = self._window_start + start
 
 
 def _read_counts(cursor: _Cursor) -> tuple[int, int]:
@@ -216,8 +226,8 @@ def _place_tensors(
     for name, shape, kind, offset in rows:
         if name in tensors:
             cursor.refuse(f"tensor `{name}` stands there twice")
-        quant = _quant_type(cursor, name, kind)
-        size_bytes = _size_bytes(cursor, name, shape, quant)
+        type = _type_of(cursor, name, kind)
+        size_bytes = _size_bytes(cursor, name, shape, type)
         # Writers put tensors back to back in table order, as ggml demands; so nothing overlaps and nothing is hidden.
         if offset != expected:
             cursor.refuse(f"tensor `{name}` lies at {offset} of the data, {expected} was expected")
@@ -226,29 +236,26 @@ def _place_tensors(
                 f"tensor `{name}` ends at byte {data_start + offset + size_bytes}, the file at {cursor.file.size_bytes}"
             )
         expected = align_up(offset + size_bytes, alignment)
-        tensors[name] = GGUFTensor(name, shape, quant, data_start + offset, size_bytes)
+        tensors[name] = GGUFTensor(name, shape, type, data_start + offset, size_bytes)
     if cursor.file.size_bytes > data_start + expected:
         cursor.refuse(f"{cursor.file.size_bytes - data_start - expected} bytes follow the last tensor")
     return tensors
 
 
-def _quant_type(cursor: _Cursor, name: str, kind: int) -> gguf.GGMLQuantizationType:
-    try:
-        quant = gguf.GGMLQuantizationType(kind)
-    except ValueError:
+def _type_of(cursor: _Cursor, name: str, kind: int) -> GGUFType:
+    if kind in READABLE:
+        return READABLE[kind]
+    if kind not in OTHERS:
         cursor.refuse(f"tensor `{name}` has the unknown type {kind}")
-    if quant.name not in READABLE_TYPES:
-        raise UnsupportedModel(
-            f"`{cursor.file.path}`: tensor `{name}` is {quant.name}; read are {', '.join(READABLE_TYPES)}"
+    raise UnsupportedModel(
+        f"`{cursor.file.path}`: tensor `{name}` is {OTHERS[kind]}; read are "
+        + ", ".join(type.name for type in READABLE.values())
+    )
+
+
+def _size_bytes(cursor: _Cursor, name: str, shape: tuple[int, ...], type: GGUFType) -> int:
+    if shape[-1] % type.block_columns:
+        cursor.refuse(
+            f"tensor `{name}` has rows of {shape[-1]}, {type.name} comes in blocks of {type.block_columns}"
         )
-    return quant
-
-
-def _size_bytes(cursor: _Cursor, name: str, shape: tuple[int, ...], quant: gguf.GGMLQuantizationType) -> int:
-    block, block_bytes = gguf.GGML_QUANT_SIZES[quant]
-    if shape[-1] % block:
-        cursor.refuse(f"tensor `{name}` has rows of {shape[-1]}, {quant.name} comes in blocks of {block}")
-    size_bytes = shape[-1] // block * block_bytes
-    for extent in shape[:-1]:
-        size_bytes *= extent
-    return size_bytes
+    return math.prod(shape[:-1]) * type.row_bytes(shape[-1])

@@ -12,9 +12,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 
-import huggingface_hub
-from huggingface_hub import errors as hub_errors
-
 from kvarto.core.errors import UsageError
 from kvarto.models.demo import Say, pull_demo
 
@@ -52,6 +49,8 @@ def pull(model: str, say: Say = print) -> Path:
 
 
 def _pull(repo: str, quant: str | None, say: Say) -> Path:
+    import huggingface_hub  # with its HTTP client, as long to import as all else of a start: only for who fetches
+
     with _explaining(repo):
         names = _list_files(repo)
         if quant is None and "config.json" in names and any(name.endswith(".safetensors") for name in names):
@@ -65,6 +64,8 @@ def _pull(repo: str, quant: str | None, say: Say) -> Path:
 @contextmanager
 def _explaining(repo: str) -> Iterator[None]:
     """Turn what the package raises into a UsageError that says what would work."""
+    from huggingface_hub import errors as hub_errors
+
     try:
         yield
     except UsageError:
@@ -90,6 +91,9 @@ def _explaining(repo: str) -> Iterator[None]:
 
 def _list_files(repo: str) -> list[str]:
     """Names in the repository, or, where the hub cannot be reached, in the local cache."""
+    import huggingface_hub
+    from huggingface_hub import errors as hub_errors
+
     try:
         # One request without the patience of the listing calls: who is offline should not wait half a minute.
         return [file.rfilename for file in huggingface_hub.HfApi().model_info(repo).siblings or ()]
@@ -103,6 +107,8 @@ def _list_files(repo: str) -> list[str]:
 
 
 def _cached_snapshot(repo: str) -> Path | None:
+    import huggingface_hub
+
     cache = Path(huggingface_hub.constants.HF_HUB_CACHE) / f"models--{repo.replace('/', '--')}"
     try:
         revision = (cache / "refs" / "main").read_text().strip()

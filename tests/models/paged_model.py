@@ -1,4 +1,4 @@
-"""A model on the reference backend without an engine: page tables made by hand, chunks drawn from a seed.
+"""A model on a backend without an engine: page tables made by hand, chunks drawn from a seed.
 
 Pages come in random order, those behind a window are given back at once and handed to others, so that a read outside
 of a window or of a sequence finds somebody else's numbers.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +23,9 @@ from kvarto.core.step import SamplingRows, Step
 from kvarto.models.base import WeightFiles
 from kvarto.models.config import parse_config
 from kvarto.models.decoder import build_program
-from kvarto.models.loader import load_weights
+from kvarto.models.loader import check_tensors, load_weights
+from kvarto.models.packing import pack_matrices
+from kvarto.ops.base import Backend
 from kvarto.ops.reference.backend import ReferenceBackend
 from kvarto.planning.plan import plan
 
@@ -68,21 +70,38 @@ class PagedSequence:
     logits: list[Logits] = field(default_factory=list)
 
 
+class TestedBackend(Backend, Protocol):
+    """A backend that shows its logits."""
+
+    def logits_of_last_step(self) -> Logits: ...
+
+
 class PagedModel:
     """Weights of `files`, arithmetic of `config`."""
 
-    def __init__(self, files: WeightFiles, config: dict[str, Any], *, page_size: int, max_tokens: int) -> None:
-        self.program: Program = build_program(parse_config(config), DType.F32)
+    def __init__(
+        self,
+        files: WeightFiles,
+        config: dict[str, Any],
+        *,
+        page_size: int,
+        max_tokens: int,
+        backend: TestedBackend | None = None,
+    ) -> None:
+        self.backend: TestedBackend = backend or ReferenceBackend(threads=1)
+        program = build_program(parse_config(config), DType.F32)
+        check_tensors(program, files)
+        self.program: Program = pack_matrices(program, files, self.backend.weight_format)
         self.page_size = page_size
         self.limits = StepLimits(max_tokens, max_seqs=8, max_samples=max_tokens, max_context=MAX_CONTEXT)
-        self.backend = ReferenceBackend(threads=1)
-        kv_format = self.program.kv_format(DType.F32, page_size)
+        kv_dtype = self.backend.default_kv_dtype(self.program)
+        kv_format = self.program.kv_format(kv_dtype, page_size)
         scratch_bytes = {
             index: self.backend.scratch_bytes(op, self.program, self.limits, kv_format)
             for index, op in enumerate(self.program.ops)
         }
         budget = Budget(1 << 30, "test", kv_bytes=NUM_PAGES * kv_format.page_bytes)
-        layout = plan(self.program, budget, self.limits, DType.F32, page_size, scratch_bytes)
+        layout = plan(self.program, budget, self.limits, kv_dtype, page_size, scratch_bytes)
         self.backend.open(self.program, layout)
         load_weights(self.program, files, self.backend)
 

@@ -13,7 +13,7 @@ from gguf import GGMLQuantizationType as Quant
 from kvarto.core.errors import BadFile, UnsupportedModel
 from kvarto.models import base
 from kvarto.models.gguf import GGUFFiles
-from kvarto.models.gguf_container import READABLE_TYPES
+from kvarto.models.gguf_types import OTHERS, READABLE
 from tests.models.gguf_bytes import write_gguf
 
 HIDDEN, HEADS, KV_HEADS, HEAD_DIM, FFN, VOCAB = 256, 4, 2, 64, 512, 40
@@ -56,7 +56,17 @@ def can_quantise(quant: str) -> bool:
     return True
 
 
-@pytest.mark.parametrize("quant", READABLE_TYPES)
+def test_types_are_the_packages() -> None:
+    for quant in Quant:
+        found = READABLE.get(quant.value)
+        if found is None:
+            assert OTHERS.get(quant.value, quant.name) == quant.name
+        else:
+            assert found.name == quant.name
+            assert (found.block_columns, found.block_bytes) == gguf.GGML_QUANT_SIZES[quant]
+
+
+@pytest.mark.parametrize("quant", [type.name for type in READABLE.values()])
 def test_values_are_the_packages(quant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Any band of rows, read in small blocks, equals the same rows of the whole tensor dequantised at once."""
     kind = Quant[quant]

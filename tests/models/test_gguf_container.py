@@ -98,7 +98,7 @@ def test_agrees_with_the_gguf_package(good: GGUFBytes, read: Callable[[bytes], G
     for theirs in reader.tensors:
         ours = container.tensors[theirs.name]
         assert (ours.offset, ours.size_bytes) == (theirs.data_offset, theirs.n_bytes)
-        assert ours.quant == theirs.tensor_type
+        assert ours.type.code == theirs.tensor_type
         assert list(ours.shape) == [int(extent) for extent in reversed(theirs.shape)]
     for key, value in container.metadata.items():
         assert np.array_equal(reader.fields[key].contents(), value)
