@@ -146,12 +146,12 @@ void BoundProgram::add_experts(RowsAt x, RowsAt ids, RowsAt shares, RowsAt out, 
 }
 
 void BoundProgram::add_logits(RowsAt x, RowsAt out, const WeightAt& weight, std::optional<int64_t> bias, float scale,
-                              float softcap, bool is_int8, BytesAt scratch) {
-    executor_.add(LogitsOp{linear(x, out, weight, bias, is_int8, scratch), scale, softcap});
+                              float softcap, bool is_int8, BytesAt scratch, RowsAt summaries) {
+    executor_.add(LogitsOp{linear(x, out, weight, bias, is_int8, scratch), scale, softcap, rows(summaries)});
 }
 
-void BoundProgram::add_sample(RowsAt logits, BytesAt scratch) {
-    executor_.add(SampleOp{rows(logits), at(scratch), scratch.size_bytes});
+void BoundProgram::add_sample(RowsAt logits, std::optional<RowsAt> summaries, BytesAt scratch) {
+    executor_.add(SampleOp{rows(logits), rows(summaries), at(scratch), scratch.size_bytes});
 }
 
 void BoundProgram::run(nb::handle step, nb::handle page_tables, nb::handle slot_mapping, nb::handle result) {

@@ -73,8 +73,8 @@ public:
                      const std::vector<WeightAt>& down, int32_t activation, int32_t top_k, bool is_int8,
                      BytesAt scratch);
     void add_logits(RowsAt x, RowsAt out, const WeightAt& weight, std::optional<int64_t> bias, float scale,
-                    float softcap, bool is_int8, BytesAt scratch);
-    void add_sample(RowsAt logits, BytesAt scratch);
+                    float softcap, bool is_int8, BytesAt scratch, RowsAt summaries);
+    void add_sample(RowsAt logits, std::optional<RowsAt> summaries, BytesAt scratch);
 
     // One pass; other Python threads run meanwhile.
     void run(nanobind::handle step, nanobind::handle page_tables, nanobind::handle slot_mapping,

@@ -5,8 +5,11 @@ namespace kvarto {
 
 void bind_ops(nanobind::module_& ops);
 void bind_ops_attention(nanobind::module_& ops);
+void bind_ops_experts(nanobind::module_& ops);
 void bind_ops_linear(nanobind::module_& ops);
+void bind_ops_sample(nanobind::module_& ops);
 void bind_ops_threads(nanobind::module_& ops);
+void bind_planning(nanobind::module_& planning);
 void bind_weights(nanobind::module_& weights);
 
 }  // namespace kvarto
@@ -16,8 +19,12 @@ NB_MODULE(_native, module) {
     auto ops = module.def_submodule("ops", "Instruction sets, kernels and compiled programs.");
     kvarto::bind_ops(ops);
     kvarto::bind_ops_attention(ops);
+    kvarto::bind_ops_experts(ops);
     kvarto::bind_ops_linear(ops);
+    kvarto::bind_ops_sample(ops);
     kvarto::bind_ops_threads(ops);
+    auto planning = module.def_submodule("planning", "Searches that take the planner's numbers.");
+    kvarto::bind_planning(planning);
     auto weights = module.def_submodule("weights", "Formats of matrices and their repacking.");
     kvarto::bind_weights(weights);
 }

@@ -63,8 +63,8 @@ void bind_program(nb::module_& ops) {
         .def("add_experts", &P::add_experts, "x"_a, "ids"_a, "shares"_a, "out"_a, "gate_up"_a, "down"_a,
              "activation"_a, "top_k"_a, "is_int8"_a, "scratch"_a)
         .def("add_logits", &P::add_logits, "x"_a, "out"_a, "weight"_a, "bias"_a.none(), "scale"_a, "softcap"_a,
-             "is_int8"_a, "scratch"_a)
-        .def("add_sample", &P::add_sample, "logits"_a, "scratch"_a)
+             "is_int8"_a, "scratch"_a, "summaries"_a)
+        .def("add_sample", &P::add_sample, "logits"_a, "summaries"_a.none(), "scratch"_a)
         .def("run", &P::run, "step"_a, "page_tables"_a, "slot_mapping"_a, "result"_a,
              "One pass. Raises ValueError where the step does not fit, before anything is computed.")
         .def_prop_ro("num_phases", &P::num_phases, "Phases of a step, each but the last followed by a barrier.");

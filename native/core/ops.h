@@ -136,13 +136,15 @@ struct ExpertsOp {
 };
 
 struct LogitsOp {
-    LinearOp linear;  // x per sample, out [num_samples, vocab_size]
+    LinearOp linear;  // x per sample, out [num_samples, vocab_size]; the weight has one part
     float scale = 1.0F;
-    float softcap = 0.0F;
+    float softcap = 0.0F;  // 0: none
+    Rows summaries;        // [num_samples] rows of ChunkSummary (ops/logits_summary.h); data null where nobody reads them
 };
 
 struct SampleOp {
     Rows logits;
+    Rows summaries;  // as Logits left them; data null: made here
     std::byte* scratch = nullptr;
     int64_t scratch_bytes = 0;
 };

@@ -2,8 +2,11 @@
 #include "core/kernels.h"
 
 #include "ops/attention.h"
+#include "ops/experts.h"
 #include "ops/linear.h"
+#include "ops/logits.h"
 #include "ops/row_ops.h"
+#include "ops/sample.h"
 #include "ops/write_kv.h"
 
 #define KVARTO_STRING(name) KVARTO_NAME(name)
@@ -24,10 +27,10 @@ const Kernels& kernels() {
         .gather = gather,
         .linear = linear,
         .attention = attention,
-        .route = nullptr,
-        .experts = nullptr,
-        .logits = nullptr,
-        .sample = nullptr,
+        .route = route,
+        .experts = experts,
+        .logits = logits,
+        .sample = sample,
     };
     return table;
 }

@@ -60,6 +60,12 @@ void prepare(const LinearOp& op, const Int8Rows& rows, Worker& worker) {
 
 }  // namespace
 
+Int8Rows prepared_rows(const LinearOp& op, const StepView& step, Worker& worker) {
+    const Int8Rows rows = rows_of(op, step);
+    prepare(op, rows, worker);
+    return rows;
+}
+
 bool uses_tiles(int32_t num_rows) { return kHasTiles && num_rows >= kFewRows; }
 
 void stage_rows(const Int8Rows& rows, int32_t tile) {
@@ -82,9 +88,8 @@ void multiply_panels(const Part& part, const Int8Rows& rows, int32_t first, int3
 }
 
 void linear_int8(const LinearOp& op, const StepView& step, Worker& worker) {
-    Int8Rows rows = rows_of(op, step);
+    Int8Rows rows = prepared_rows(op, step, worker);
     if (rows.num_rows == 0) return;
-    prepare(op, rows, worker);
     int64_t item = worker.take();
     int64_t first_item = 0;  // of this part
     for (const Part& part : op.weight.parts) {

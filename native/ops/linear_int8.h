@@ -41,6 +41,10 @@ struct Int8Rows {
 
 namespace kvarto::KVARTO_ISA {
 
+// The rows of an op, quantised where x is float32 and staged where tiles are used. Entered by all workers; barriers lie
+// inside, and a new phase of items begins.
+Int8Rows prepared_rows(const LinearOp& op, const StepView& step, Worker& worker);
+
 // Whether that many rows are multiplied in tiles of sixteen: they must then be staged before.
 bool uses_tiles(int32_t num_rows);
 
