@@ -91,7 +91,7 @@ def running(launch: Launch, log_path: Path) -> Iterator[Server]:
     with log_path.open("wb") as log:
         start_s = time.perf_counter()
         process = subprocess.Popen(launch.command, env=os.environ | launch.environment, stdin=subprocess.DEVNULL,
-                                   stdout=log, stderr=log, start_new_session=True)  # fmt: skip
+                                   stdout=log, stderr=log, process_group=0)  # fmt: skip
     try:
         _wait(launch, process, log_path)
         yield Server(launch, process, time.perf_counter() - start_s)
@@ -109,7 +109,7 @@ def _wait(launch: Launch, process: subprocess.Popen[bytes], log_path: Path) -> N
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
-    """The whole process group: its session began with the process, so nobody else is in it."""
+    """The whole process group: it began with the process, so nobody else is in it."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, number)
