@@ -24,7 +24,8 @@ STDIN = "-"
 
 @takes(cluster=ClusterConfig, overhead=OverheadConfig)
 def k8s_check(
-    *files: str,
+    files: Annotated[tuple[str, ...], Parameter(allow_leading_hyphen=True)] = (),
+    *,
     cluster: ClusterConfig,
     overhead: OverheadConfig,
     fix: bool = False,
@@ -50,7 +51,8 @@ def k8s_check(
     from kvarto.cluster.yaml_text import dump_all
 
     options = cluster_options(cluster, overhead)
-    sources = _read(files or (STDIN,))
+    files = files or (STDIN,)
+    sources = _read(files)
     documents = [document for source in sources for document in source.documents]
     findings = check(documents, options)
     places = [source.name for source in sources for _ in source.documents]

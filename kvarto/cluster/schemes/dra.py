@@ -85,10 +85,10 @@ def requests_path(manifest: Manifest) -> Path:
 
 
 def _claim_bytes(claim: Manifest, objects: Sequence[Manifest]) -> int | None:
-    names = {
+    names = [
         ("ResourceClaimTemplate", claim.get("resourceClaimTemplateName")),
         ("ResourceClaim", claim.get("resourceClaimName")),
-    }
+    ]
     for each in objects:
         if (each.get("kind"), dig(each, "metadata", "name")) in names:
             for request in device_requests(each):

@@ -17,7 +17,6 @@ from kvarto.cluster.check.vocabulary import (
     VOLCANO_MEMORY,
     is_extended,
 )
-from kvarto.cluster.quantity import parse_quantity
 from kvarto.cluster.schemes import ClusterOptions
 from kvarto.cluster.schemes.base import annotation, resource
 from kvarto.cluster.schemes.kai import FRACTION, MEMORY
@@ -57,7 +56,7 @@ def requests_and_limits(files: Files, options: ClusterOptions) -> Iterator[Findi
                 )
                 edit = container.edit("resources", "limits", name, value=request)
                 yield container.finding("requests-only", ("resources", "requests", name), message, edit)
-            elif request is not None and not _same(request, limit):
+            elif request is not None and _is_whole(request) and _is_whole(limit) and not _same(request, limit):
                 message = (
                     f"`{name}` has request {request} and limit {limit}; extended resources can't be over-committed: "
                     f"write `{limit}` for both"
@@ -142,8 +141,10 @@ def _is_renamed(files: Files) -> bool:
     return all((each.get(kind) or {}).get("renameByDefault") for each in sharing for kind in each)
 
 
+def _is_whole(value: object) -> bool:
+    """A plain number. What is written otherwise is another rule's matter, which mends both."""
+    return str(value).isdecimal()
+
+
 def _same(request: object, limit: object) -> bool:
-    try:
-        return parse_quantity(str(request)) == parse_quantity(str(limit))
-    except ValueError:
-        return str(request) == str(limit)
+    return int(str(request)) == int(str(limit))

@@ -37,8 +37,10 @@ def _finding(each: Object, error: Any) -> Finding:
         text = str(error.instance).lower() if isinstance(error.instance, bool) else str(error.instance)
         message = f'`{place}: {text}` must be text; write `"{text}"`'
         return each.finding("schema", path, message, each.edit(*path, value=text))
-    names = " or ".join(name for name in (wanted if isinstance(wanted, list) else [str(wanted)]) if name != "null")
-    return each.finding("schema", path, f"`{place}: {error.instance!r:.80}` must be {names}")
+    names = [str(name) for name in (wanted if isinstance(wanted, list) else [wanted]) if name != "null"]
+    is_plain = error.validator in ("type", "enum", "const")
+    must = f"must be {' or '.join(names)}" if is_plain else "is not what belongs there"
+    return each.finding("schema", path, f"`{place}: {error.instance!r:.80}` {must}")
 
 
 def _unknown_field(each: Object, path: tuple[str | int, ...], error: Any) -> Finding:

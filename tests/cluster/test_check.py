@@ -1,0 +1,188 @@
+"""Checking in general: manifests of any shape, comments kept, corrections that converge, schemas by version."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from kvarto.cluster.check import Finding, Severity, apply, check, correct
+from kvarto.cluster.check.finding import ABSENT, Edit
+from kvarto.cluster.schemes import SCHEMES, ClusterOptions
+from kvarto.cluster.yaml_text import dump_all, load_all
+from kvarto.core.errors import BadFile, UsageError
+from tests.cluster.manifests import OPTIONS, correct_manifests, limits, of_kind, plain, template
+from tests.cluster.mistakes import all_mistakes
+
+JUNK: tuple[Any, ...] = (
+    None, 0, -1, 1.5, True, "", "16Gi", "nvidia.com/gpu", [], {}, [None], [1, "x"], {"x": None}, [[]],
+)  # fmt: skip
+
+
+def places(node: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Every path in a document, but for what makes it a Kubernetes object."""
+    found = [path] if path and path not in (("kind",), ("apiVersion",)) else []
+    items = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
+    for key, value in items:
+        found += places(value, (*path, key))
+    return found
+
+
+def test_no_shape_of_a_manifest_is_a_crash() -> None:
+    """Random places of manifests, wrong ones too, hold random junk: findings or none, and never another error."""
+    rng = random.Random(17)
+    mistakes = all_mistakes()
+    num_findings = 0
+    for _ in range(600):
+        documents = rng.choice(mistakes).wrong() if rng.random() < 0.5 else correct_manifests(rng.choice(list(SCHEMES)))
+        for _ in range(rng.randrange(1, 4)):
+            document = rng.randrange(len(documents))
+            options = places(documents[document])
+            apply(documents, [Edit(document, rng.choice(options), rng.choice(JUNK))])
+        try:
+            num_findings += len(check(documents, OPTIONS))
+        except BadFile:
+            continue  # it no longer is a Kubernetes object
+    assert num_findings > 400
+
+
+def test_corrections_converge_however_many_mistakes_there_are() -> None:
+    """Several mistakes in one set of manifests: each round mends one, and nothing is broken by it."""
+    rng = random.Random(23)
+    by_scheme: dict[str, list[Any]] = {}
+    for mistake in all_mistakes():
+        by_scheme.setdefault(mistake.scheme, []).append(mistake)
+    for _ in range(60):
+        scheme = rng.choice(sorted(by_scheme))
+        documents = correct_manifests(scheme)
+        for mistake in rng.sample(by_scheme[scheme], 3):
+            try:
+                mistake.change(documents)
+            except (KeyError, ValueError, IndexError):
+                continue  # what it would change is gone
+        fixed, left = correct(documents, OPTIONS)
+        assert [finding for finding in left if finding.edits] == []
+        assert correct(fixed, OPTIONS) == (fixed, left), "mending twice changes nothing"
+
+
+def test_comments_and_order_survive_a_correction() -> None:
+    text = """\
+# The chat model.
+apiVersion: v1
+kind: Pod
+metadata:
+  name: chat   # short
+  labels: {app: chat}
+spec:
+  containers:
+  - name: server
+    image: "kvarto:1"   # pinned
+    args: [serve, demo, --device, "cuda:0", --device-memory, 8GiB]
+    resources:
+      limits:
+        nvidia.com/gpu: 1
+        # what it may take
+        nvidia.com/gpumem: 16Gi
+"""
+    fixed, left = correct(load_all(text), OPTIONS)
+    assert left == []
+    assert dump_all(fixed) == text.replace("16Gi", "16384")
+
+
+def test_findings_say_where_and_how_for_programs_too() -> None:
+    documents = correct_manifests("hami")
+    limits(documents)["nvidia.com/gpumem"] = "16Gi"
+    (finding,) = [each for each in check(documents, OPTIONS) if each.rule == "memory-unit"]
+    assert finding.as_dict() == {
+        "rule": "memory-unit",
+        "severity": "error",
+        "where": "Deployment kvarto, container server",
+        "document": 0,
+        "path": "spec.template.spec.containers.0.resources.limits.nvidia.com/gpumem",
+        "message": finding.message,
+        "edits": [
+            {
+                "document": 0,
+                "path": f"/spec/template/spec/containers/0/resources/{kind}/nvidia.com~1gpumem",
+                "op": "add",
+                "value": 16384,
+            }
+            for kind in ("requests", "limits")
+        ],
+    }
+
+
+def test_edits_set_append_and_remove() -> None:
+    documents: list[Any] = [{"a": {"b": [1]}, "c": 2}]
+    apply(documents, [Edit(0, ("a", "b", 1), 5), Edit(0, ("x", "y", "z"), 7), Edit(0, ("c",))])
+    assert documents == [{"a": {"b": [1, 5]}, "x": {"y": {"z": 7}}}]
+    assert Edit(0, ("c",)).value is ABSENT
+
+
+def test_warnings_alone_are_no_errors() -> None:
+    documents = correct_manifests("time-slicing")
+    of_kind(documents, "Deployment")["spec"]["template"]["spec"]["containers"][0].update(image="other", args=[])
+    findings = check(documents, OPTIONS)
+    found = [(finding.rule, finding.severity, finding.edits) for finding in findings]
+    assert found == [("no-limit", Severity.WARNING, ())]
+
+
+def test_a_server_on_a_gpu_that_asks_for_none_is_named() -> None:
+    documents = correct_manifests("hami")
+    server = of_kind(documents, "Deployment")["spec"]["template"]["spec"]["containers"][0]
+    server["resources"] = {"limits": {"memory": "20Gi"}}
+    assert [finding.rule for finding in check(documents, OPTIONS)] == ["no-gpu"]
+
+
+def test_several_containers_are_judged_one_by_one() -> None:
+    documents = correct_manifests("hami")
+    helper = {"name": "sidecar", "image": "x", "resources": {"limits": {"nvidia.com/gpumem": 1000}}}
+    template(documents)["spec"]["containers"].append(helper)
+    (finding,) = check(documents, OPTIONS)
+    assert (finding.rule, finding.where) == ("missing-count", "Deployment kvarto, container sidecar")
+    fixed, left = correct(documents, OPTIONS)
+    assert left == []
+    assert plain(fixed)[0]["spec"]["template"]["spec"]["containers"][1]["resources"]["limits"]["nvidia.com/gpu"] == 1
+
+
+@pytest.mark.parametrize(
+    ("version", "api", "rule"),
+    [
+        ((1, 32), "v1beta1", None), ((1, 32), "v1", "dra-version"), ((1, 33), "v1beta2", None), ((1, 34), "v1", None),
+        ((1, 31), "v1", "dra-version"), ((1, 37), "v1beta1", None),
+    ],
+)  # fmt: skip
+def test_versions_of_dra_follow_the_cluster(version: tuple[int, int], api: str, rule: str | None) -> None:
+    exactly = {"deviceClassName": "gpu.nvidia.com"}
+    request = {"name": "gpu", **(exactly if api == "v1beta1" else {"exactly": exactly})}
+    claim = {
+        "apiVersion": f"resource.k8s.io/{api}", "kind": "ResourceClaim", "metadata": {"name": "c"},
+        "spec": {"devices": {"requests": [request]}},
+    }  # fmt: skip
+    options = ClusterOptions(kubernetes=version)
+    assert [finding.rule for finding in check([claim], options)] == ([rule] if rule else [])
+    fixed, left = correct([claim], options)
+    assert [finding.rule for finding in left] == (["dra-version"] if version == (1, 31) else [])
+    assert check(fixed, options) == left
+
+
+def test_unknown_kinds_pass_and_unknown_versions_are_refused() -> None:
+    custom = {"apiVersion": "example.com/v1", "kind": "Thing", "metadata": {"name": "x"}, "spec": {"anything": [1]}}
+    assert check([custom], OPTIONS) == []
+    escaping = {"apiVersion": "../../v1", "kind": "../../etc/passwd", "metadata": {}}
+    assert check([escaping], OPTIONS) == []
+    with pytest.raises(UsageError, match=r"no schemas for Kubernetes 1.99; there are 1.25"):
+        check(correct_manifests("cpu"), ClusterOptions(kubernetes=(1, 99)))
+
+
+@pytest.mark.parametrize("text", ["a: 1\na: 2\n", "a: [1\n", "\tx", "&a [*a, *b]", "a: !!python/object:os.system x"])
+def test_text_that_is_no_manifest_is_refused_with_its_line(text: str) -> None:
+    with pytest.raises(BadFile):
+        check(load_all(text, "pod.yaml"), OPTIONS)
+
+
+def test_a_finding_needs_no_edit() -> None:
+    finding = Finding("rule", "where", 0, ("spec",), "message")
+    assert finding.severity is Severity.ERROR
+    assert finding.edits == ()
