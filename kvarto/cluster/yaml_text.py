@@ -16,16 +16,20 @@ except ImportError as error:
 
 _LINE_WIDTH = 1 << 16
 """Long values stay on one line: a folded command line can't be copied."""
+MAX_NODES = 1_000_000
+"""Of a document with its aliases written out. A few lines of aliases can stand for more than any machine holds."""
 
 
 def load_all(text: str, name: str = "the text") -> list[Any]:
     """The documents of a file, without empty ones. Raises BadFile with the line where it goes wrong."""
     try:
-        return [document for document in _yaml().load_all(text) if document is not None]
+        documents = [document for document in _yaml().load_all(text) if document is not None]
     except YAMLError as error:
         raise BadFile(f"`{name}` is not valid YAML: {_one_line(error)}") from error
     except ValueError as error:  # a timestamp that is none, and the like
         raise BadFile(f"`{name}` is not valid YAML: {error}") from error
+    _check_finite(documents, name)
+    return documents
 
 
 def dump(document: Any) -> str:
@@ -38,6 +42,18 @@ def dump_all(documents: Sequence[Any]) -> str:
     stream = io.StringIO()
     _yaml().dump_all(documents, stream)
     return stream.getvalue()
+
+
+def _check_finite(documents: list[Any], name: str) -> None:
+    """Refuse aliases that hold themselves, or stand for too much; everybody who walks the tree would follow them."""
+    num_nodes, stack = 0, list(documents)
+    while stack:
+        node = stack.pop()
+        num_nodes += 1
+        if num_nodes > MAX_NODES:
+            raise BadFile(f"`{name}` has aliases that stand for more than {MAX_NODES:,} values, or for themselves")
+        if isinstance(node, (dict, list)):
+            stack.extend(node.values() if isinstance(node, dict) else node)
 
 
 def _yaml() -> YAML:

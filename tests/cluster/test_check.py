@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import itertools
 import random
 from typing import Any
 
@@ -39,7 +41,7 @@ def test_no_shape_of_a_manifest_is_a_crash() -> None:
         for _ in range(rng.randrange(1, 4)):
             document = rng.randrange(len(documents))
             options = places(documents[document])
-            apply(documents, [Edit(document, rng.choice(options), rng.choice(JUNK))])
+            apply(documents, [Edit(document, rng.choice(options), copy.deepcopy(rng.choice(JUNK)))])
         try:
             num_findings += len(check(documents, OPTIONS))
         except BadFile:
@@ -176,7 +178,14 @@ def test_unknown_kinds_pass_and_unknown_versions_are_refused() -> None:
         check(correct_manifests("cpu"), ClusterOptions(kubernetes=(1, 99)))
 
 
-@pytest.mark.parametrize("text", ["a: 1\na: 2\n", "a: [1\n", "\tx", "&a [*a, *b]", "a: !!python/object:os.system x"])
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+BOMB = "\n".join(["a: &a [1, 1]", *(f"{b}: &{b} [*{a}, *{a}]" for a, b in itertools.pairwise(LETTERS))])
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["a: 1\na: 2\n", "a: [1\n", "\tx", "&a [*a, *b]", "a: !!python/object:os.system x", "&a {kind: *a}", BOMB],
+)
 def test_text_that_is_no_manifest_is_refused_with_its_line(text: str) -> None:
     with pytest.raises(BadFile):
         check(load_all(text, "pod.yaml"), OPTIONS)

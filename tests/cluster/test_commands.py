@@ -121,6 +121,12 @@ def test_render_prints_what_check_accepts(model: str, tmp_path: Path, capsys: Ca
     assert "- cpu\n" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("command", [["size"], ["mig"], ["render"], ["compare"], ["check"], ["limiter", "status"]])
+def test_every_command_has_help(command: list[str], capsys: Captured) -> None:
+    assert run(["k8s", *command, "--help"]) == 0
+    assert f"Usage: kvarto k8s {' '.join(command)}" in capsys.readouterr().out
+
+
 def test_check_is_for_continuous_integration(wrong: Path, capsys: Captured) -> None:
     assert run(["k8s", "check", str(wrong), "--card", "H100"]) == 1
     line = capsys.readouterr().out
