@@ -18,7 +18,9 @@ from kvarto.core.weight_format import WeightFormat
 
 
 class Backend(Protocol):
-    """Owns the device arena. Calls come from one thread, but for `copy_page`, which the copy thread makes."""
+    """Owns the device arena. Calls come from one thread, but for `copy_page`, which the copy thread makes, and the two
+    `store_…`, which come from several at once, never for the same weight.
+    """
 
     @property
     def fingerprint(self) -> str:
@@ -41,7 +43,9 @@ class Backend(Protocol):
         ...
 
     def scratch_bytes(self, op: Op, program: Program, limits: StepLimits, kv_format: KVFormat) -> int:
-        """Bytes that the op needs beside its buffers at the largest step; planned like a buffer of one op's life."""
+        """Bytes that the op needs beside its buffers at the largest step; planned like a buffer of one op's life, but
+        for those of `Logits`, which last until `Sample` has run.
+        """
         ...
 
     def open(self, program: Program, layout: Layout) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from kvarto.core.buffers import StepLimits
 from kvarto.core.kv_format import PAGE_ALIGNMENT
 from kvarto.core.layout import Region
+from kvarto.core.ops import Logits
 from kvarto.core.program import Program
 from kvarto.core.units import align_up
 from kvarto.memory.offset_check import check_packing
@@ -41,7 +42,7 @@ def plan_fixed(program: Program, limits: StepLimits, scratch_bytes: Mapping[int,
     weight_offsets, weights_end = _stack_weights(program)
     weights = Region("weights", 0, align_up(weights_end, PAGE_ALIGNMENT))
     buffers = _buffers(program, limits)
-    scratch = _scratch(scratch_bytes)
+    scratch = _scratch(program, scratch_bytes)
     planned = [*buffers.values(), *scratch.values()]
     packing = pack(planned)
     check_packing(planned, packing)  # an overlap would be silent corruption; this takes milliseconds
@@ -74,9 +75,10 @@ def _buffers(program: Program, limits: StepLimits) -> dict[str, PlannedBuffer]:
     }
 
 
-def _scratch(scratch_bytes: Mapping[int, int]) -> dict[int, PlannedBuffer]:
+def _scratch(program: Program, scratch_bytes: Mapping[int, int]) -> dict[int, PlannedBuffer]:
+    """Of one op's life, but for that of `Logits`: `Sample`, the next op, may read what it left there."""
     return {
-        index: PlannedBuffer(size_bytes, index, index + 1, TENSOR_ALIGNMENT)
+        index: PlannedBuffer(size_bytes, index, index + 1 + isinstance(program.ops[index], Logits), TENSOR_ALIGNMENT)
         for index, size_bytes in sorted(scratch_bytes.items())
         if size_bytes > 0
     }

@@ -51,7 +51,7 @@ void check_sampling(const StepView& step, const StepBounds& bounds) {
     const SamplingView& sampling = step.sampling;
     require_range(step.sample_rows, step.num_samples, 0, step.num_tokens, "sample_rows");
     require_range(sampling.target, step.num_samples, -1, bounds.vocab_size, "target");
-    require_range(sampling.num_logprobs, step.num_samples, 0, step.result.num_top + 1, "num_logprobs");
+    require_range(sampling.num_logprobs, step.num_samples, -1, step.result.num_top + 1, "num_logprobs");
     for (const int32_t* indptr : {sampling.bias_indptr, sampling.seen_indptr})
         require(indptr[0] == 0 && std::is_sorted(indptr, indptr + step.num_samples + 1), "rows of indptr", indptr[0], 0);
     require_range(sampling.bias_ids, sampling.bias_indptr[step.num_samples], 0, bounds.vocab_size, "bias_ids");

@@ -120,10 +120,6 @@ class _Compiler:
             type=KV_TYPES.index(kv_format.dtype),
         )
 
-    @property
-    def _is_int8(self) -> bool:
-        return self._index in self._numerics.int8_ops
-
     # Ops.
 
     def _embed(self, op: ops.Embed) -> None:
@@ -183,7 +179,7 @@ class _Compiler:
             out=self._rows(op.out),
             weight=self._matrix(op.weight),
             bias=self._vector_or_none(op.bias),
-            is_int8=self._is_int8,
+            is_int8=op.out in self._numerics.int8_outputs,
             scratch=self._scratch(),
         )
 
@@ -208,7 +204,7 @@ class _Compiler:
             down=self._matrices(op.down),
             activation=_ACTIVATIONS.index(op.activation),
             top_k=op.top_k,
-            is_int8=self._is_int8,
+            is_int8=op.out in self._numerics.int8_outputs,
             scratch=self._scratch(),
         )
 
@@ -220,12 +216,25 @@ class _Compiler:
             bias=self._vector_or_none(op.bias),
             scale=op.scale,
             softcap=op.softcap or 0.0,
-            is_int8=self._is_int8,
-            scratch=self._scratch(),
+            is_int8=op.out in self._numerics.int8_outputs,
+            scratch=_native.ops.Bytes(self._layout.scratch_offsets[self._index], self._sizes.product_bytes(op)),
+            summaries=self._summaries(self._index),
         )
 
     def _sample(self, op: ops.Sample) -> None:
-        self._target.add_sample(self._rows(op.logits), self._scratch())
+        summaries = self._summaries(self._index - 1)  # the op before is `Logits`
+        self._target.add_sample(self._rows(op.logits), summaries, self._scratch())
+
+    def _summaries(self, logits_index: int) -> _native.ops.Rows:
+        op = self._program.ops[logits_index]
+        assert isinstance(op, ops.Logits), "a program samples right after its logits"
+        return _native.ops.Rows(
+            offset=self._layout.scratch_offsets[logits_index] + self._sizes.product_bytes(op),
+            row_bytes=self._sizes.summary_row_bytes,
+            width=0,
+            num_rows=self._layout.limits.max_samples,
+            per_sample=True,
+        )
 
 
 def _native_part(part: WeightPart, offset: int) -> _native.ops.Part:

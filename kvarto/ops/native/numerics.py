@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from kvarto.core.buffers import Weight
 from kvarto.core.errors import UsageError
-from kvarto.core.ops import Activate, Attention, Experts, GatedActivation, Gather, Linear, Logits, Norm, Op
+from kvarto.core.ops import Activate, Attention, GatedActivation, Gather, Linear, Logits, Norm, Op
 from kvarto.core.program import Program
 
 ACTIVATIONS = ("auto", "f32", "int8")
@@ -26,15 +26,15 @@ _Quantiser = Norm | GatedActivation | Activate | Attention | Gather
 class Numerics:
     """Of one program."""
 
-    int8_ops: frozenset[int]
-    """Indices of the ops whose products are int8."""
+    int8_outputs: frozenset[str]
+    """Buffers that ops write whose products are int8."""
     int8_buffers: frozenset[str]
     """Buffers whose rows are quantised."""
 
     @property
     def is_exact(self) -> bool:
         """Float32 throughout: attention too computes in nothing less."""
-        return not self.int8_ops
+        return not self.int8_outputs
 
     @property
     def name(self) -> str:
@@ -46,18 +46,17 @@ def decide_numerics(program: Program, activations: str) -> Numerics:
     """`activations`: one of ACTIVATIONS. Raises UsageError where int8 is asked for and no matrix has so few bits."""
     if activations == "f32":
         return Numerics(frozenset(), frozenset())
-    int8_ops = frozenset(index for index, op in enumerate(program.ops) if _may_be_int8(op, program))
-    if activations == "int8" and not int8_ops:
+    int8_outputs = frozenset(name for op in program.ops if _may_be_int8(op, program) for name in op.writes)
+    if activations == "int8" and not int8_outputs:
         raise UsageError(
             "`--activations int8` needs matrices of 8 bits or less, and this model has none; use `auto` or `f32`"
         )
-    return Numerics(int8_ops, frozenset(_int8_buffers(program, int8_ops)))
+    return Numerics(int8_outputs, frozenset(_int8_buffers(program, int8_outputs)))
 
 
 def _may_be_int8(op: Op, program: Program) -> bool:
-    if isinstance(op, Linear | Logits):
-        return is_quantised(program.weights[op.weight])
-    return isinstance(op, Experts) and all(is_quantised(program.weights[name]) for name in op.weights)
+    # Experts keep their formats and multiply in float32: tokens of one expert are few, and reading its weights decides.
+    return isinstance(op, Linear | Logits) and is_quantised(program.weights[op.weight])
 
 
 def is_quantised(weight: Weight) -> bool:
@@ -65,20 +64,20 @@ def is_quantised(weight: Weight) -> bool:
     return bool(weight.parts) and not any(part.format.is_float for part in weight.parts)
 
 
-def _int8_buffers(program: Program, int8_ops: frozenset[int]) -> set[str]:
-    readers: dict[str, list[int]] = {}
-    writers: dict[str, list[int]] = {}
-    for index, op in enumerate(program.ops):
+def _int8_buffers(program: Program, int8_outputs: frozenset[str]) -> set[str]:
+    readers: dict[str, list[Op]] = {}
+    writers: dict[str, list[Op]] = {}
+    for op in program.ops:
         for name in op.reads:
-            readers.setdefault(name, []).append(index)
+            readers.setdefault(name, []).append(op)
         for name in op.writes:
-            writers.setdefault(name, []).append(index)
+            writers.setdefault(name, []).append(op)
     return {
         name
-        for name, indices in readers.items()
-        if all(index in int8_ops and isinstance(program.ops[index], Linear | Logits) for index in indices)
+        for name, ops in readers.items()
+        if all(isinstance(op, Linear | Logits) and op.out in int8_outputs for op in ops)
         and len(writers[name]) == 1
-        and _can_quantise(program.ops[writers[name][0]], name, program)
+        and _can_quantise(writers[name][0], name, program)
     }
 
 

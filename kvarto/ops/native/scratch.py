@@ -5,10 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvarto.core import _native
-from kvarto.core.buffers import StepLimits
-from kvarto.core.ops import Attention, HeadShape, Op
+from kvarto.core.buffers import Rows, StepLimits
+from kvarto.core.ops import Attention, Experts, HeadShape, Linear, Logits, Op, Route, Sample
 from kvarto.core.program import Program
+from kvarto.core.units import align_up
 from kvarto.ops.native.numerics import Numerics
+
+ALIGNMENT = 64
+"""Bytes. A cache line, and the widest vector."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +31,32 @@ class ScratchSizes:
             return _native.ops.attention_scratch_bytes(
                 native_heads(op.heads), limits.max_tokens, limits.max_seqs, limits.max_context, self.num_threads
             )
+        if isinstance(op, Linear):
+            return self.product_bytes(op)
+        if isinstance(op, Logits):
+            return self.product_bytes(op) + self.summary_row_bytes * self.limits.max_samples
+        if isinstance(op, Sample):
+            return _native.ops.sample_scratch_bytes(self.program.vocab_size, self.num_threads)
+        if isinstance(op, Route):
+            return _native.ops.route_scratch_bytes(self.limits.max_tokens, self.program.weights[op.weight].shape[0])
+        if isinstance(op, Experts):
+            num_experts, hidden, ffn = self.program.weights[op.down].shape
+            return _native.ops.experts_scratch_bytes(self.limits.max_tokens, op.top_k, num_experts, hidden, ffn)
         return 0
+
+    def product_bytes(self, op: Linear | Logits) -> int:
+        """Of a product with int8 rows: a copy of them in tiles, and the quantised rows where x is float32."""
+        if op.out not in self.numerics.int8_outputs:
+            return 0
+        x = self.program.buffers[op.x]
+        num_rows = self.limits.max_tokens if x.rows is Rows.TOKENS else self.limits.max_samples
+        quantises = op.x not in self.numerics.int8_buffers
+        return align_up(_native.ops.linear_int8_scratch_bytes(num_rows, x.width, quantises), ALIGNMENT)
+
+    @property
+    def summary_row_bytes(self) -> int:
+        """What `Logits` tells `Sample` of one row; behind the product's bytes in the scratch of `Logits`."""
+        return _native.ops.summary_row_bytes(self.program.vocab_size)
 
 
 def native_heads(heads: HeadShape) -> _native.ops.Heads:
