@@ -1,4 +1,4 @@
-/* The part of the CUDA driver's binary interface that the limiter speaks: no header of the vendor is needed to build it.
+/* The part of the CUDA driver's binary interface that the limiter speaks: it is built without the vendor's headers.
  * `tests/cluster/limiter/test_table.py` compares sizes and offsets with a real `cuda.h` where one is installed. */
 #pragma once
 

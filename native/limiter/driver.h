@@ -10,7 +10,8 @@
     ASK(cuCtxGetLimit) ASK(cuDeviceGetUuid) ASK(cuDeviceGetUuid_v2) ASK(cuDeviceGetAttribute) \
     ASK(cuDeviceGetMemPool) ASK(cuDeviceGetDefaultMemPool) ASK(cuDeviceGetGraphMemAttribute) \
     ASK(cuMemPoolGetAttribute) ASK(cuMemGetAllocationPropertiesFromHandle) ASK(cuMemGetAddressRange_v2) \
-    ASK(cuPointerGetAttribute) ASK(cuStreamGetCtx) ASK(cuStreamIsCapturing) ASK(cuStreamIsCapturing_ptsz) ASK(cuThreadExchangeStreamCaptureMode) \
+    ASK(cuPointerGetAttribute) ASK(cuStreamGetCtx) ASK(cuStreamIsCapturing) ASK(cuStreamIsCapturing_ptsz) \
+    ASK(cuThreadExchangeStreamCaptureMode) \
     ASK(cuGraphGetNodes) ASK(cuGraphNodeGetType) ASK(cuGraphChildGraphNodeGetGraph) ASK(cuGraphMemAllocNodeGetParams)
 
 enum {

@@ -1,5 +1,6 @@
-/* CUDA arrays and mipmaps. Their layout is the driver's secret; what they take is estimated from above in the tiles that
- * textures are laid out in: 64 bytes by 8 rows. Sparse arrays and those mapped later take memory only through cuMemCreate. */
+/* CUDA arrays and mipmaps. Their layout is the driver's secret; what they take is estimated from above in the tiles
+ * that textures are laid out in: 64 bytes by 8 rows. Sparse arrays and those mapped later take memory only through
+ * cuMemCreate. */
 #include "charge.h"
 
 enum { TILE_BYTES = 64, TILE_ROWS = 8 };

@@ -1,5 +1,5 @@
-/* Memory nodes of CUDA graphs. The driver takes their memory when an executable graph first runs, which is not hooked, so
- * all that it may come to need is charged when it is made: the sum over its allocation nodes. After an executable is
+/* Memory nodes of CUDA graphs. The driver takes their memory when an executable graph first runs, which is not hooked,
+ * so all that it may come to need is charged when it is made: the sum over its allocation nodes. After an executable is
  * destroyed the device's graph pool may still hold pages; they are trimmed, and what stays is charged. */
 #include <stdlib.h>
 
@@ -42,8 +42,10 @@ static bool add_graph(CUgraph graph, uint64_t *units) {
         CUgraph child;
         DRIVER(cuGraphNodeGetType, nodes[index], &type);
         if (type == CU_GRAPH_NODE_TYPE_MEM_ALLOC) add_node(nodes[index], units);
-        if (type == CU_GRAPH_NODE_TYPE_GRAPH && DRIVER(cuGraphChildGraphNodeGetGraph, nodes[index], &child) == CUDA_SUCCESS)
+        if (type == CU_GRAPH_NODE_TYPE_GRAPH &&
+            DRIVER(cuGraphChildGraphNodeGetGraph, nodes[index], &child) == CUDA_SUCCESS) {
             is_whole = add_graph(child, units);
+        }
     }
     free(nodes);
     return is_whole;

@@ -1,7 +1,7 @@
 /* `cuGetProcAddress` gives out the driver's addresses past the dynamic linker: the CUDA runtime takes everything there.
- * Which version of a function it chose is known by the address; a driver that gives out other addresses than its symbols
- * is understood by name and version, up to the version that our table knows. Beyond it, a function that allocates and
- * that we cannot tell is withheld rather than handed out unhooked. */
+ * Which version of a function it chose is known by the address; a driver that gives out other addresses than its
+ * symbols is understood by name and version, up to the version that our table knows. Beyond it, a function that
+ * allocates and that we cannot tell is withheld rather than handed out unhooked. */
 #include <string.h>
 
 #include "charge.h"

@@ -37,7 +37,8 @@ CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice ordinal) {
     int device;
     limiter_state();
     CUresult result = DRIVER(cuDeviceTotalMem_v2, bytes, ordinal);
-    if (result == CUDA_SUCCESS && is_limited(ordinal, &device)) *bytes = smaller(*bytes, limiter_view(device).total_bytes);
+    if (result != CUDA_SUCCESS || !is_limited(ordinal, &device)) return result;
+    *bytes = smaller(*bytes, limiter_view(device).total_bytes);
     return result;
 }
 

@@ -1,7 +1,8 @@
 /* Virtual memory management: an allocation lives while it has a holder (create, import, retain) or a mapping, and is
  * charged for as long. The record of a handle counts both in its `context`; the record of a mapping names its handle.
  *
- * One lock over the driver's call and the bookkeeping wherever a value that was just given back may be given out again. */
+ * One lock over the driver's call and the bookkeeping wherever a value that was just given back may be given out
+ * again. */
 #include "charge.h"
 
 enum { SMALLEST_MAPPING_BYTES = 65536 };

@@ -49,10 +49,11 @@ static State start(void) {
 
 State limiter_start(void) {
     State state = STATE_NEW;
-    if (__atomic_compare_exchange_n(&limiter.state, &state, STATE_STARTING, false, __ATOMIC_ACQUIRE, __ATOMIC_ACQUIRE)) {
+    bool is_first = __atomic_compare_exchange_n(&limiter.state, &state, STATE_STARTING, false, __ATOMIC_ACQUIRE,
+                                                __ATOMIC_ACQUIRE);
+    if (is_first) {
         driver_load();
-        state = start();
-        __atomic_store_n(&limiter.state, state, __ATOMIC_RELEASE);
+        __atomic_store_n(&limiter.state, start(), __ATOMIC_RELEASE);
     }
     while ((state = __atomic_load_n(&limiter.state, __ATOMIC_ACQUIRE)) == STATE_STARTING) sched_yield();
     return state;
@@ -102,7 +103,8 @@ int limiter_device(CUdevice ordinal) {
 static void sweep_sometimes(LedgerDevice *device, int index) {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
-    uint64_t now_ns = (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec, swept_ns = step_load(&device->swept_ns);
+    uint64_t now_ns = (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+    uint64_t swept_ns = step_load(&device->swept_ns);
     if (now_ns - swept_ns < SWEEP_INTERVAL_NS && now_ns >= swept_ns) return;
     if (step_swap(&device->swept_ns, swept_ns, now_ns)) slots_sweep(limiter.ledger, index, limiter.slot);
 }

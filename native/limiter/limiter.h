@@ -49,7 +49,7 @@ int limiter_device_of_uuid(Word uuid);
 /* The same for an ordinal of this process. NO_DEVICE also when the driver does not know it. */
 int limiter_device(CUdevice ordinal);
 
-/* Bytes of the device's limit, and what is left of it, after a look at our pools and, once in a while, for dead processes. */
+/* Bytes of the device's limit, and what is left of it, after a look at our pools and, once in a while, for the dead. */
 typedef struct {
     uint64_t total_bytes, used_bytes, free_bytes;
 } View;

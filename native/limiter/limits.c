@@ -92,7 +92,8 @@ static bool read_item(Limits *limits, const char *item, size_t length, char *err
     Word uuid = {.whole = 0};
     uint64_t bytes;
     if (equals && (uuid = uuid_parse(item, (size_t)(equals - item))).whole == 0) {
-        snprintf(error, error_bytes, "`%.*s` is not a UUID such as `GPU-8f6d…` or `MIG-…`", (int)(equals - item), item);
+        snprintf(error, error_bytes, "`%.*s` is not a UUID such as `GPU-8f6d…` or `MIG-…`", (int)(equals - item),
+                 item);
         return false;
     }
     if (!size_parse(size, (size_t)(item + length - size), &bytes)) {

@@ -1,6 +1,6 @@
-/* A pool takes memory from the device in large pieces when an allocation does not fit into what it has, and returns them
- * at a synchronisation, at a trim, or never. So the charge is what the driver says that the pool holds, and before a
- * call that may make it grow, a ticket for the growth is reserved too:
+/* A pool takes memory from the device in large pieces when an allocation does not fit into what it has, and returns
+ * them at a synchronisation, at a trim, or never. So the charge is what the driver says that the pool holds, and before
+ * a call that may make it grow, a ticket for the growth is reserved too:
  *
  *     ledger = sum over pools (charged + tickets)  >=  what the pools hold, at every moment
  *
@@ -40,15 +40,14 @@ static Pool *add_pool(CUmemoryPool handle, CUdevice ordinal) {
     Pool *pool = device >= 0 ? malloc(sizeof *pool) : NULL;
     if (!pool) return NULL;
     *pool = (Pool){.handle = handle, .device = device, .growth_bytes = GROWTH_BYTES, .next = limiter.pools};
-    limiter.pools = pool;
+    __atomic_store_n(&limiter.pools, pool, __ATOMIC_RELEASE); /* looked at without the lock: are there any? */
     return pool;
 }
 
 static uint64_t held_units(const Pool *pool) {
-    uint64_t reserved_bytes = 0;
-    if (DRIVER(cuMemPoolGetAttribute, pool->handle, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &reserved_bytes) != CUDA_SUCCESS)
-        return pool->charged;
-    return units_of(reserved_bytes);
+    uint64_t held_bytes = 0;
+    CUresult result = DRIVER(cuMemPoolGetAttribute, pool->handle, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &held_bytes);
+    return result == CUDA_SUCCESS ? units_of(held_bytes) : pool->charged;
 }
 
 /* The charge becomes what the pool holds, and `ticket` units of the caller's are used up by it. What the pool grew by
@@ -84,8 +83,8 @@ static CUresult stream_device(CUstream stream, CUdevice *ordinal) {
     return result;
 }
 
-/* The pool that this allocation will grow. NULL: nothing to charge. A pool that we did not see being made (a default one,
- * or one of an interface that we do not know) is on the stream's device. */
+/* The pool that this allocation will grow. NULL: nothing to charge. A pool that we did not see being made (a default
+ * one, or one of an interface that we do not know) is on the stream's device. */
 static Pool *pool_of(CUmemoryPool handle, CUstream stream) {
     CUdevice ordinal;
     Pool *pool = handle ? find_pool(handle) : NULL;

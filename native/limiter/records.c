@@ -133,7 +133,7 @@ static void for_each(Records *records, Visit *visit, void *argument) {
 typedef struct {
     uint64_t context;
     bool is_gone;
-    void (*release)(int device, uint64_t units);
+    Release *release;
 } Ending;
 
 static bool dies_with(uint64_t key, const Cell *cell, uint64_t context) {
@@ -158,6 +158,6 @@ void records_take_context(Records *records, uint64_t context) {
     for_each(records, mark_dying, &(Ending){.context = context});
 }
 
-void records_end_context(Records *records, uint64_t context, bool is_gone, void (*release)(int device, uint64_t units)) {
+void records_end_context(Records *records, uint64_t context, bool is_gone, Release *release) {
     for_each(records, end_dying, &(Ending){context, is_gone, release});
 }

@@ -1,7 +1,8 @@
 /* What this process holds, by pointer or handle: where a freed thing was charged, and how much. No lock.
  *
  * Segments of open addressing, each four times the one before, never moved or given back. A thing sits within
- * RECORD_WINDOW cells of its hash; a cell that was once used is never empty again, so a search may stop at an empty one.
+ * RECORD_WINDOW cells of its hash; a cell that was once used is never empty again, so a search may stop at an empty
+ * one.
  */
 #pragma once
 
@@ -32,6 +33,8 @@ Cell *records_take(Records *records, Kind kind, uint64_t key, Record *record);
 void records_drop(Cell *cell);
 void records_put_back(Cell *cell, Kind kind, uint64_t key, Record record);
 
-/* Take all that die with `context` in hand, and then drop them, or put them back. `release` is told each that is dropped. */
+/* Take all that die with `context` in hand, and then drop them, or put them back. `release` is told of each that is
+ * dropped. */
+typedef void Release(int device, uint64_t units);
 void records_take_context(Records *records, uint64_t context);
-void records_end_context(Records *records, uint64_t context, bool is_gone, void (*release)(int device, uint64_t units));
+void records_end_context(Records *records, uint64_t context, bool is_gone, Release *release);

@@ -1,7 +1,8 @@
-/* A process lives while it holds the lock on its slot's byte of the file. The lock belongs to the open file description
- * (F_OFD_SETLK), and the mapping keeps that description open: the descriptor itself is closed at once, so that a program
- * which closes everything that it did not open loses nothing. The kernel lets go at exit, at SIGKILL and at exec, in
- * every pid namespace. A child does not inherit the mapping (MADV_DONTFORK), so it does not keep its parent alive.
+/* A process lives while it holds the lock on its slot's byte of the file. The lock belongs to the open file
+ * description (F_OFD_SETLK), and the mapping keeps that description open: the descriptor itself is closed at once, so
+ * that a program which closes everything that it did not open loses nothing. The kernel lets go at exit, at SIGKILL and
+ * at exec, in every pid namespace. A child does not inherit the mapping (MADV_DONTFORK), so it does not keep its parent
+ * alive.
  *
  * The driver's own files close in no particular order with that: a process that lets go of its lock may still hold its
  * device memory for a moment. Where we can see it in /proc, we wait for the end of that moment.
@@ -116,7 +117,8 @@ static Ledger *map_ledger(int file, char *error, size_t error_bytes) {
     struct stat status;
     if (fstat(file, &status) != 0 || !S_ISREG(status.st_mode) ||
         (status.st_size < (off_t)sizeof(Ledger) && ftruncate(file, sizeof(Ledger)) != 0)) {
-        snprintf(error, error_bytes, "`%s` is not a file of %zu bytes: %s", joined.path, sizeof(Ledger), strerror(errno));
+        snprintf(error, error_bytes, "`%s` is not a file of %zu bytes: %s", joined.path, sizeof(Ledger),
+                 strerror(errno));
         return NULL;
     }
     Ledger *ledger = mmap(NULL, sizeof(Ledger), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
@@ -151,7 +153,7 @@ Ledger *slots_join(const char *path, uint32_t *slot, char *error, size_t error_b
                  "another file in KVARTO_GPU_MEMORY_LEDGER", path, strerror(errno));
         return NULL;
     }
-    fchmod(file, 0666); /* every user of the container counts, whatever the umask was; fails for those who did not make it */
+    fchmod(file, 0666); /* every user of the container counts, whatever the umask was; the maker's call is enough */
     Ledger *ledger = join(file, slot, error, error_bytes);
     close(file);
     return ledger;

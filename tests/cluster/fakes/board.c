@@ -117,7 +117,8 @@ void fake_forget(uint64_t pid) {
     for (int index = 0; index < BOARD_PROCESSES; index++) {
         BoardProcess *process = &mapped->processes[index];
         if (process->pid != pid) continue;
-        for (int device = 0; device < BOARD_DEVICES; device++) mapped->devices[device].used_bytes -= process->bytes[device];
+        for (int device = 0; device < BOARD_DEVICES; device++)
+            mapped->devices[device].used_bytes -= process->bytes[device];
         memset(process, 0, sizeof *process);
     }
     pthread_mutex_unlock(&mapped->mutex);

@@ -1,7 +1,8 @@
 /* The scripted boards behind the fake driver and the fake NVML: what the cards really hold, whatever anybody counts.
  *
- * One file per test, named by KVARTO_FAKE_BOARD, mapped by every process and by `board.py`, which writes the script (sizes,
- * faults, what to watch) and reads the truth. Without the variable there is one card of 80 GiB that nobody counts. */
+ * One file per test, named by KVARTO_FAKE_BOARD, mapped by every process and by `board.py`, which writes the script
+ * (sizes, faults, what to watch) and reads the truth. Without the variable there is one card of 80 GiB that nobody
+ * counts. */
 #pragma once
 
 #include <pthread.h>

@@ -39,7 +39,8 @@ static CUresult another_mem_alloc(CUdeviceptr *pointer, size_t size) {
 static const char *symbol_of(const char *base, int version) {
     const char *symbol = base;
     for (size_t index = 0; index < sizeof variants / sizeof *variants; index++) {
-        if (strcmp(variants[index].base, base) == 0 && variants[index].since <= version) symbol = variants[index].symbol;
+        const Variant *variant = &variants[index];
+        if (strcmp(variant->base, base) == 0 && variant->since <= version) symbol = variant->symbol;
     }
     return symbol;
 }

@@ -28,9 +28,9 @@ def start(built: Build, tmp_path: Path) -> Iterator[StartContainer]:
     """Start containers: `start("256MiB", num_devices=2)`."""
     with ExitStack() as stack:
 
-        def one(limit: str = "256MiB", *, using: Build = built, **board: Any) -> Container:
+        def one(limit: str = "256MiB", **board: Any) -> Container:
             folder = tmp_path / str(len(list(tmp_path.iterdir())))
             folder.mkdir()
-            return stack.enter_context(container(using, folder, limit, **board))
+            return stack.enter_context(container(built, folder, limit, **board))
 
         yield one

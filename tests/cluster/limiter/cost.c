@@ -48,6 +48,7 @@ int main(void) {
     CUdeviceptr live[NUM_LIVE];
     if (cuInit(0) != CUDA_SUCCESS || place_open(&place) != CUDA_SUCCESS) return 1;
     for (int index = 0; index < NUM_LIVE; index++) cuMemAlloc_v2(&live[index], 4096);
-    printf("{\"pair_ns\": %.1f, \"info_ns\": %.1f, \"launch_ns\": %.1f}\n", least(pairs), least(questions), least(launches));
+    printf("{\"pair_ns\": %.1f, \"info_ns\": %.1f, \"launch_ns\": %.1f}\n", least(pairs), least(questions),
+           least(launches));
     return 0;
 }

@@ -96,16 +96,22 @@ class Guest:
         return {"v1": list(first), "v2": list(second)[1:]}
 
     def addresses(self, name: str) -> dict[str, int]:
-        """Where each way of looking up leads: the library's own `dlsym`, `dlvsym`, one that `dlsym` itself gave."""
+        """Where each way of looking up leads; the last two are lookups that were themselves looked up."""
         libc = ctypes.CDLL(None)
         libc.dlsym.restype = libc.dlvsym.restype = ctypes.c_void_p
         libc.dlsym.argtypes = (ctypes.c_void_p, ctypes.c_char_p)
-        handle = self.cuda._handle
+        libc.dlvsym.argtypes = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_char_p)
+        handle, symbol, version = self.cuda._handle, name.encode(), b"libcuda.so.1"
         again = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)(libc.dlsym(None, b"dlsym"))
+        versioned = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_char_p)(
+            libc.dlsym(None, b"dlvsym")
+        )
         return {
-            "dlsym": libc.dlsym(handle, name.encode()) or 0,
-            "dlsym of dlsym": again(handle, name.encode()) or 0,
-            "default": libc.dlsym(None, name.encode()) or 0,
+            "dlsym": libc.dlsym(handle, symbol) or 0,
+            "dlvsym": libc.dlvsym(handle, symbol, version) or 0,
+            "default": libc.dlsym(None, symbol) or 0,
+            "dlsym of dlsym": again(handle, symbol) or 0,
+            "dlvsym of dlsym": versioned(handle, symbol, version) or 0,
         }
 
     def proc_address(self, base: str, version: int, flags: int = 0) -> list[int]:
@@ -129,11 +135,6 @@ class Guest:
         info = Info()
         ctypes.CDLL(None).dladdr(ctypes.c_void_p(address), ctypes.byref(info))
         return [os.path.basename(info.file or b"").decode(), (info.symbol or b"").decode()]
-
-    def call_address(self, address: int, size: int) -> int:
-        """Call an address as `cuMemAlloc`."""
-        allocate = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t)(address)
-        return allocate(ctypes.addressof(ctypes.c_uint64()), size)
 
     def deep_bind(self, path: str, size: int) -> int:
         """Load a library that is linked with the driver so that it finds the driver's names first, and allocate in it."""

@@ -256,8 +256,8 @@ static void run_schedule(void) {
 int main(int argc, char **argv) {
     uint64_t first = argc > 1 ? strtoull(argv[1], NULL, 10) : 1, count = argc > 2 ? strtoull(argv[2], NULL, 10) : 1000;
     for (seed = first; seed < first + count; seed++) run_schedule();
-    printf("{\"schedules\": %llu, \"steps\": %llu, \"kills\": %llu, \"forks\": %llu, \"refusals\": %llu, \"solo\": %llu, "
-           "\"overshoot_bytes\": 0}\n",
+    printf("{\"schedules\": %llu, \"steps\": %llu, \"kills\": %llu, \"forks\": %llu, \"refusals\": %llu, "
+           "\"solo\": %llu, \"overshoot_bytes\": 0}\n",
            (unsigned long long)count, (unsigned long long)total_steps, (unsigned long long)total_kills,
            (unsigned long long)total_forks, (unsigned long long)total_refusals, (unsigned long long)total_solo);
     return 0;

@@ -2,9 +2,9 @@
  *
  *     stress PROCESSES THREADS SECONDS SEED
  *
- * The parent is one more process under the limit. It kills, starts anew, and times from the kill until the dead process's
- * account is empty. Each child runs this program again, so that it starts as a program does. Prints one JSON line; whether
- * the card ever held more than the limit is in the board's file. */
+ * The parent is one more process under the limit. It kills, starts anew, and times from the kill until the dead
+ * process's account is empty. Each child runs this program again, so that it starts as a program does. Prints one JSON
+ * line; whether the card ever held more than the limit is in the board's file. */
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -42,7 +42,8 @@ static uint64_t random_below(uint64_t *state, uint64_t bound) {
 
 static void raise_to(uint64_t *cell, uint64_t value) {
     uint64_t known = __atomic_load_n(cell, __ATOMIC_RELAXED);
-    while (value > known && !__atomic_compare_exchange_n(cell, &known, value, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
+    while (value > known &&
+           !__atomic_compare_exchange_n(cell, &known, value, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
     }
 }
 
@@ -54,7 +55,7 @@ static long num_sleeps(void) {
     return usage.ru_nvcsw;
 }
 
-/* One call, timed without what it waited for the fake's own lock. A thread that never slept was only waiting for a core. */
+/* One call, timed without what it waited for the fake's own locks. A thread that never slept only waited for a core. */
 static CUresult timed(const Place *place, Thing *thing, size_t size) {
     uint64_t start = now_ns(), waited = fake_waited_ns();
     long sleeps = num_sleeps();
@@ -125,9 +126,14 @@ static Ledger *map_file(const char *path, size_t size) {
     return mapped == MAP_FAILED ? NULL : mapped;
 }
 
+/* On its account, or in a last change that nobody has carried over to the account yet. */
 static bool holds(const Ledger *ledger, pid_t pid) {
+    Word total = ledger->devices[0].total;
     for (int slot = 0; slot < LEDGER_SLOTS; slot++) {
-        if (ledger->slots[slot].pid == (uint64_t)pid && ledger->slots[slot].accounts[0].low) return true;
+        if (ledger->slots[slot].pid != (uint64_t)pid) continue;
+        Word account = ledger->slots[slot].accounts[0];
+        bool is_last = (int)(total.high >> 1 & 0x7fff) == slot && account.high < total.high >> 16;
+        if (is_last || account.low) return true;
     }
     return false;
 }
@@ -145,6 +151,23 @@ static uint64_t time_until_returned(const Ledger *ledger, pid_t pid, uint64_t ki
 static void reap_all(pid_t *children, int count) {
     for (int index = 0; index < count; index++) kill(children[index], SIGKILL);
     for (int index = 0; index < count; index++) waitpid(children[index], NULL, 0);
+}
+
+static void print_count(const char *name, uint64_t count) {
+    printf("\"%s\": %llu, ", name, (unsigned long long)count);
+}
+
+static void print_results(const Ledger *ledger, uint64_t num_kills, uint64_t worst_return_ns) {
+    printf("{");
+    print_count("calls", results->num_calls);
+    print_count("refused", results->num_refused);
+    print_count("kills", num_kills);
+    print_count("left_units", ledger->devices[0].total.low & MAX_UNITS);
+    print_count("peak_units", ledger->devices[0].peak_units);
+    for (int way = 0; way < NUM_WAYS; way++) print_count(ways[way].name, results->by_way[way]);
+    double call_ms = (double)results->worst_call_ns / 1e6, blocked_ms = (double)results->worst_blocked_ns / 1e6;
+    printf("\"worst_call_ms\": %.3f, \"worst_blocked_ms\": %.3f, \"worst_return_ms\": %.3f}\n", call_ms, blocked_ms,
+           (double)worst_return_ns / 1e6);
 }
 
 static int run_parent(int num_processes, char **argv) {
@@ -171,14 +194,7 @@ static int run_parent(int num_processes, char **argv) {
     reap_all(children, num_processes);
     for (int index = 0; index < num_processes; index++) time_until_returned(ledger, children[index], now_ns());
     cuDevicePrimaryCtxReset_v2(0);
-    printf("{\"calls\": %llu, \"refused\": %llu, \"kills\": %llu, \"worst_call_ms\": %.3f, \"worst_blocked_ms\": %.3f, "
-           "\"worst_return_ms\": %.3f, \"left_units\": %llu, \"peak_units\": %llu",
-           (unsigned long long)results->num_calls, (unsigned long long)results->num_refused, (unsigned long long)num_kills,
-           (double)results->worst_call_ns / 1e6, (double)results->worst_blocked_ns / 1e6, (double)worst_return_ns / 1e6,
-           (unsigned long long)(ledger->devices[0].total.low & MAX_UNITS),
-           (unsigned long long)ledger->devices[0].peak_units);
-    for (int way = 0; way < NUM_WAYS; way++) printf(", \"%s\": %llu", ways[way].name, (unsigned long long)results->by_way[way]);
-    printf("}\n");
+    print_results(ledger, num_kills, worst_return_ns);
     return 0;
 }
 

@@ -8,7 +8,7 @@ import pytest
 
 from tests.cluster.fakes.board import MIB
 from tests.cluster.limiter.conftest import StartContainer
-from tests.cluster.limiter.container import OUT_OF_MEMORY, build
+from tests.cluster.limiter.container import OUT_OF_MEMORY, make_limiter
 
 OPERATING_SYSTEM = 304
 
@@ -79,7 +79,8 @@ def test_the_smallest_limit_that_anyone_brought_counts(start: StartContainer) ->
 
 def test_the_mounted_file_counts_before_the_environment(start: StartContainer, tmp_path: Path) -> None:
     mounted = tmp_path / "mounted"
-    container = start("10GiB", using=build(tmp_path / "build", limits_file=str(mounted)))
+    container = start("10GiB")
+    container.env["LD_PRELOAD"] = str(make_limiter(tmp_path / "build", f"-O0 -DLIMITS_FILE='\"{mounted}\"'"))
     mounted.write_text(f"{container.board.uuid()}=64MiB\n")
     for limit in ("10GiB", None):
         guest = container.opened(KVARTO_GPU_MEMORY_LIMIT=limit)

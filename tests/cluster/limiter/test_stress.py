@@ -27,12 +27,13 @@ def stress(container: Container, program: Path, processes: int, threads: int, se
     arguments = [str(processes), str(threads), str(seconds), os.environ.get("KVARTO_STRESS_SEED", "1")]
     done = subprocess.run([program, *arguments], env=env, capture_output=True, text=True, timeout=seconds + 120)
     assert done.returncode == 0, done.stderr
-    assert "ERROR" not in done.stderr, done.stderr
+    assert done.stderr == ""  # a sanitizer would speak here
     answer: dict[str, float] = json.loads(done.stdout)
     truth = container.board.truth()
     assert (truth.num_overshoots, truth.worst_overshoot_bytes) == (0, 0)
     assert container.account().devices[0].peak_bytes <= limit
     assert answer["left_units"] == 0
+    assert not any(process.used_bytes for process in container.account().processes)
     assert answer["refused"] > 0  # the limit was reached
     assert all(count > 0 for way, count in answer.items() if way.startswith("cu")), answer
     print(answer)
@@ -82,5 +83,5 @@ def test_sanitizers_find_nothing(start: StartContainer, tmp_path: Path, sanitize
     container = start(str(700 * MIB))
     del container.env["LD_PRELOAD"]
     container.env["LD_LIBRARY_PATH"] = str(folder)
-    container.env["TSAN_OPTIONS"] = container.env["ASAN_OPTIONS"] = "halt_on_error=1:detect_leaks=0"
+    container.env["TSAN_OPTIONS"] = container.env["ASAN_OPTIONS"] = "halt_on_error=0:detect_leaks=0"
     stress(container, program, processes=6, threads=4, seconds=20)
