@@ -137,7 +137,7 @@ class Guest:
         return [os.path.basename(info.file or b"").decode(), (info.symbol or b"").decode()]
 
     def deep_bind(self, path: str, size: int) -> int:
-        """Load a library that is linked with the driver so that it finds the driver's names first, and allocate in it."""
+        """Load a library, linked with the driver, that wants the driver's names before ours, and allocate in it."""
         library = ctypes.CDLL(path, mode=os.RTLD_NOW | os.RTLD_DEEPBIND)
         return library.linked_allocate(ctypes.c_size_t(size))
 

@@ -26,7 +26,8 @@ def table() -> dict[str, list[str]]:
 def headers() -> list[Path]:
     """Every `cuda.h` around: of the toolkit, and of the runtime packages that a Python environment may hold."""
     roots = [Path(os.environ.get("CUDA_HOME", "/usr/local/cuda")), *Path("/usr/local").glob("cuda-*")]
-    found = [*(root / "include/cuda.h" for root in roots), *Path(sys.prefix).glob("lib/python*/site-packages/nvidia/*/include/cuda.h")]  # noqa: E501
+    packaged = Path(sys.prefix).glob("lib/python*/site-packages/nvidia/*/include/cuda.h")
+    found = [*(root / "include/cuda.h" for root in roots), *packaged]
     return sorted({path.resolve() for path in found if path.exists()})
 
 
@@ -113,10 +114,11 @@ LAYOUTS = {
 }
 CONSTANTS = (
     "CUDA_ERROR_OUT_OF_MEMORY", "CUDA_ERROR_OPERATING_SYSTEM", "CUDA_ERROR_NOT_SUPPORTED", "CUDA_ERROR_NOT_FOUND",
-    "CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT", "CU_MEMPOOL_ATTR_USED_MEM_CURRENT", "CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT",
+    "CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT", "CU_MEMPOOL_ATTR_USED_MEM_CURRENT",
+    "CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT", "CU_STREAM_CAPTURE_MODE_RELAXED",
     "CU_GRAPH_NODE_TYPE_GRAPH", "CU_GRAPH_NODE_TYPE_MEM_ALLOC", "CUDA_ARRAY3D_SPARSE", "CUDA_ARRAY3D_DEFERRED_MAPPING",
     "CU_LIMIT_MALLOC_HEAP_SIZE", "CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT", "CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL",
-    "CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR", "CU_MEM_LOCATION_TYPE_DEVICE", "CU_STREAM_CAPTURE_MODE_RELAXED",
+    "CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR", "CU_MEM_LOCATION_TYPE_DEVICE",
     "CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM", "CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND",
 )  # fmt: skip
 
