@@ -30,6 +30,7 @@ from kvarto.engine.settings import check_settings, open_backend, plan_layout, ro
 from kvarto.engine.validate import ModelLimits
 from kvarto.memory.arbiter import Arbiter
 from kvarto.memory.ledger import Ledger, OwnerKind
+from kvarto.memory.limits import read_limits
 from kvarto.memory.page_pool import PagePool
 from kvarto.memory.transfers import Transfers
 from kvarto.models.base import WeightFiles
@@ -158,7 +159,8 @@ def _open(config: EngineConfig, channel: Channel, clock: Clock, phases: Phases, 
         backend.open(program, layout)
     try:
         with phases.phase("load weights"):
-            load_weights(program, model.files, backend)
+            num_threads = config.threads or read_limits().num_cpus
+            load_weights(program, model.files, backend, num_threads=num_threads)
             trim_heap()
         with phases.phase("warm up"):
             flops_per_s = measure_flops_per_s(backend, program, layout, clock)

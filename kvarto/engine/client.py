@@ -32,7 +32,7 @@ from kvarto.engine.messages import AddRequest, Cancel, Ready, Stats, StatsReques
 from kvarto.engine.open_request import Observer, OpenRequest, RequestTimes
 from kvarto.engine.outputs import RequestOutputs
 from kvarto.engine.stats_feed import StatsFeed
-from kvarto.engine.supervisor import State, Supervisor
+from kvarto.engine.supervisor import Loading, State, Supervisor
 from kvarto.engine.suspects import Suspects
 from kvarto.engine.validate import ModelLimits, resolve_max_tokens, validate_request
 
@@ -85,9 +85,11 @@ class EngineClient:
 
     # --- life -------------------------------------------------------------------------------------------------------
 
-    async def start(self) -> Ready:
-        """Start an engine and wait until it serves. Raises what the engine could not do, as its own KvartoError."""
-        return await self._engine.start()
+    async def start(self, loading: Loading | None = None) -> Ready:
+        """Start an engine, or take the one that loads already, and wait until it serves. Raises what the engine could
+        not do, as its own KvartoError.
+        """
+        return await self._engine.start(loading)
 
     async def drain(self) -> None:
         """Take no more requests, and return when those that run have ended."""

@@ -10,13 +10,13 @@ import asyncio
 import enum
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
 from kvarto.core.errors import EngineDied, EngineError, KvartoError
 from kvarto.engine.backoff import Backoff
 from kvarto.engine.carried_errors import error_from
-from kvarto.engine.child import EngineChild
+from kvarto.engine.child import ENGINE_COMMAND, EngineChild
 from kvarto.engine.config import EngineConfig
 from kvarto.engine.messages import LoadFailed, Phase, Ready, Stats, StepOut, ToEngine
 
@@ -52,6 +52,32 @@ class Listener(Protocol):
         """No engine could be started again."""
 
 
+Loading = Awaitable[tuple[EngineChild, Ready]]
+"""What `load_engine` makes, perhaps as a task."""
+
+
+async def load_engine(
+    config: EngineConfig, command: Sequence[str] = ENGINE_COMMAND, on_phase: Callable[[str], None] | None = None
+) -> tuple[EngineChild, Ready]:
+    """Start an engine and wait for its Ready. Whatever goes wrong, no process is left behind.
+
+    Raises what the engine could not do, as its own KvartoError.
+    """
+    child = await EngineChild.start(config, command)
+    try:
+        while True:
+            message = await child.receive()
+            if isinstance(message, Phase) and on_phase is not None:
+                on_phase(message.name)
+            elif isinstance(message, LoadFailed):
+                raise error_from(message.error, message.message)
+            elif isinstance(message, Ready):
+                return child, message
+    except BaseException:
+        await child.reap()
+        raise
+
+
 class Supervisor:
     """Keeps an engine running. `start` first; `close` at the end."""
 
@@ -77,9 +103,11 @@ class Supervisor:
         self._heard_s = 0.0
         self._tasks: list[asyncio.Task[None]] = []
 
-    async def start(self) -> Ready:
-        """Start an engine and wait until it serves. Raises what the engine could not do, as its own KvartoError."""
-        child, self._ready = await self._load()
+    async def start(self, loading: Loading | None = None) -> Ready:
+        """Start an engine, or take the one of `loading`, and wait until it serves. Raises what the engine could not
+        do, as its own KvartoError.
+        """
+        child, self._ready = await (self._load() if loading is None else loading)
         self._serve_with(child)
         self._tasks = [asyncio.create_task(self._follow(child)), asyncio.create_task(self._watch())]
         return self._ready
@@ -125,20 +153,7 @@ class Supervisor:
     # --- engines come and go ----------------------------------------------------------------------------------------
 
     async def _load(self) -> tuple[EngineChild, Ready]:
-        """Start an engine and wait for its Ready. Whatever goes wrong, no process is left behind."""
-        child = await EngineChild.start(self._config, self.command)
-        try:
-            while True:
-                message = await child.receive()
-                if isinstance(message, Phase) and self._on_phase is not None:
-                    self._on_phase(message.name)
-                elif isinstance(message, LoadFailed):
-                    raise error_from(message.error, message.message)
-                elif isinstance(message, Ready):
-                    return child, message
-        except BaseException:
-            await child.reap()
-            raise
+        return await load_engine(self._config, self.command, self._on_phase)
 
     def _serve_with(self, child: EngineChild) -> None:
         self._child = child

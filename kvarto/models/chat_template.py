@@ -68,6 +68,9 @@ class ChatTemplate:
         self._limits = limits if limits is not None else TemplateLimits()
         self._lock = threading.Lock()
         self._worker: subprocess.Popen[bytes] | None = None
+        """Has the templates."""
+        self._starting: subprocess.Popen[bytes] | None = None
+        """Has not answered yet."""
 
     def render(
         self,
@@ -96,6 +99,12 @@ class ChatTemplate:
             raise InvalidRequest(f"`messages` is not plain JSON: {error}", param="messages") from error
         with self._lock:
             return self._answer(request)
+
+    def start(self) -> None:
+        """Start the process, and return at once."""
+        with self._lock:
+            if self._worker is None and self._starting is None:
+                self._starting = _start_worker()
 
     def warm(self) -> None:
         """Start the process and compile, so that the first request need not wait. Raises BadFile."""
@@ -127,8 +136,9 @@ class ChatTemplate:
     def _running_worker(self) -> subprocess.Popen[bytes]:
         if self._worker is not None and self._worker.poll() is None:
             return self._worker
+        started, self._starting = self._starting, None
         self._kill()
-        worker = self._worker = _start_worker()
+        worker = self._worker = _start_worker() if started is None else started
         try:
             _answer_of(worker, b"", START_S, 1)
         except (TimeoutError, _WorkerGone):
@@ -158,14 +168,13 @@ class ChatTemplate:
             )
 
     def _kill(self) -> None:
-        worker, self._worker = self._worker, None
-        if worker is None:
-            return
-        worker.kill()
-        worker.wait()
-        for pipe in (worker.stdin, worker.stdout):
-            if pipe is not None:
-                pipe.close()
+        workers, self._worker, self._starting = (self._worker, self._starting), None, None
+        for worker in workers:
+            if worker is not None:
+                worker.kill()
+                worker.wait()
+                for pipe in _pipes(worker):
+                    pipe.close()
 
 
 def _check_variables(variables: Mapping[str, Any]) -> None:

@@ -7,6 +7,7 @@ nor where the bytes go: the caller's store writes them, and packs the rows of ma
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Protocol
 
 import numpy as np
@@ -25,7 +26,7 @@ Progress = Callable[[int], None]
 
 
 class WeightStore(Protocol):
-    """Where weights go; backends are one."""
+    """Where weights go; backends are one. Called from several threads, never for the same weight at once."""
 
     def store_weight(self, name: str, offset_bytes: int, data: NDArray[np.uint8]) -> None:
         """Raw bytes of a row-major weight, at an offset inside it."""
@@ -38,19 +39,37 @@ class WeightStore(Protocol):
         ...
 
 
-def load_weights(program: Program, files: WeightFiles, store: WeightStore, progress: Progress | None = None) -> None:
+def load_weights(
+    program: Program,
+    files: WeightFiles,
+    store: WeightStore,
+    progress: Progress | None = None,
+    *,
+    num_threads: int = 1,
+) -> None:
     """Store every weight of the program, converted to its dtype or its parts' formats.
 
-    Calls come in ascending order within a weight and a part; `progress(bytes just stored)` after each. Raises BadFile
-    or UnsupportedModel before anything is stored where names or shapes do not match, and UnsupportedModel while
-    storing where a value does not fit into the type.
+    Calls for one weight come from one thread, in ascending order within a part; `progress(bytes just stored)` after
+    each. Raises BadFile or UnsupportedModel before anything is stored where names or shapes do not match, and
+    UnsupportedModel while storing where a value does not fit into the type.
     """
     check_tensors(program, files)
-    for weight in program.weights.values():
+
+    def load(weight: Weight) -> None:
         if weight.parts:
             _load_parts(weight, files, store, progress or _ignore)
         else:
             _load_row_major(weight, files, store, progress or _ignore)
+
+    # Reading, repacking and numpy's loops all let other threads run.
+    with ThreadPoolExecutor(num_threads, "load") as pool:
+        loading = [pool.submit(load, weight) for weight in program.weights.values()]
+        try:
+            for done in as_completed(loading):
+                done.result()
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
 
 
 def check_tensors(program: Program, files: WeightFiles) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import msgspec
@@ -32,18 +31,11 @@ from kvarto.server.protocol import (
     TokenizeRequest,
 )
 from kvarto.server.service import Service
+from kvarto.server.startup import package_version
 from kvarto.server.texts import detokenize, tokenize
 
 _MODEL_PREFIX = "/v1/models/"
 _Structs = type[msgspec.Struct]
-
-
-def package_version() -> str:
-    """Of Kvarto as it is installed."""
-    try:
-        return version("kvarto")
-    except PackageNotFoundError:  # run from a source tree
-        return "0+source"
 
 
 def build_app(service: Service) -> ASGIApp:

@@ -6,10 +6,19 @@ import json
 import shlex
 import time
 from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
 
 from kvarto.engine.messages import Ready
 
 Say = Callable[[str], None]
+
+
+def package_version() -> str:
+    """Of Kvarto as it is installed."""
+    try:
+        return version("kvarto")
+    except PackageNotFoundError:  # run from a source tree
+        return "0+source"
 
 
 class Phases:

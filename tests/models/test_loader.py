@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
 from kvarto.core.buffers import Source, Transform, Weight
 from kvarto.core.dtype import DType
@@ -149,3 +152,43 @@ def test_values_beyond_f16_are_refused() -> None:
         load(FakeFiles({"m": values}), weight)
     values[2, 1] = -65504.0
     load(FakeFiles({"m": values}), weight)
+
+
+class Slow(MemoryStore):
+    """Remembers how many weights were being stored at once."""
+
+    def __init__(self, program: Program) -> None:
+        super().__init__(program)
+        self._lock = threading.Lock()
+        self._busy: set[str] = set()
+        self.most_at_once = 0
+
+    def store_weight(self, name: str, offset_bytes: int, data: NDArray[np.uint8]) -> None:
+        with self._lock:
+            assert name not in self._busy, "two threads store one weight"
+            self._busy.add(name)
+            self.most_at_once = max(self.most_at_once, len(self._busy))
+        time.sleep(0.002)
+        super().store_weight(name, offset_bytes, data)
+        with self._lock:
+            self._busy.remove(name)
+
+
+def test_threads_share_the_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(base, "BLOCK_BYTES", 256)
+    tensors = {f"t{i}": normal(20, 16, seed=i) for i in range(12)}
+    program = program_of(*(Weight(name, (20, 16), DType.F32, (Source(name),)) for name in tensors))
+    store = Slow(program)
+    load_weights(program, FakeFiles(tensors), store, num_threads=4)
+    assert 1 < store.most_at_once <= 4
+    assert all(store.row_major[name] == array.tobytes() for name, array in tensors.items())
+
+
+def test_the_first_error_ends_all_threads() -> None:
+    tensors = {f"t{i}": normal(4, 4, seed=i) for i in range(50)}
+    tensors["t3"][0, 0] = 1e6
+    program = program_of(*(Weight(name, (4, 4), DType.F16, (Source(name),)) for name in tensors))
+    store = Slow(program)
+    with pytest.raises(UnsupportedModel, match="`t3` has values beyond"):
+        load_weights(program, FakeFiles(tensors), store, num_threads=2)
+    assert sum(map(bool, store.row_major.values())) < len(tensors), "what had not begun is not loaded any more"
