@@ -47,14 +47,14 @@ static State start(void) {
     return STATE_REFUSED;
 }
 
+/* The driver first, and outside of the start: while it is loaded it may look up, and call, functions of its own, and
+ * come back here. */
 State limiter_start(void) {
     State state = STATE_NEW;
+    driver_load();
     bool is_first = __atomic_compare_exchange_n(&limiter.state, &state, STATE_STARTING, false, __ATOMIC_ACQUIRE,
                                                 __ATOMIC_ACQUIRE);
-    if (is_first) {
-        driver_load();
-        __atomic_store_n(&limiter.state, start(), __ATOMIC_RELEASE);
-    }
+    if (is_first) __atomic_store_n(&limiter.state, start(), __ATOMIC_RELEASE);
     while ((state = __atomic_load_n(&limiter.state, __ATOMIC_ACQUIRE)) == STATE_STARTING) sched_yield();
     return state;
 }

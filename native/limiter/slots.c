@@ -113,10 +113,16 @@ static bool take_any_slot(Ledger *ledger, int file, uint32_t *taken) {
     return false;
 }
 
+/* With all of its blocks: a page that the file system has no room for would be a SIGBUS later. */
+static bool make_whole(int file, const struct stat *status) {
+    if (status->st_size >= (off_t)sizeof(Ledger) && status->st_blocks * 512 >= (off_t)sizeof(Ledger)) return true;
+    if (fallocate(file, 0, 0, sizeof(Ledger)) == 0) return true;
+    return errno == EOPNOTSUPP && (status->st_size >= (off_t)sizeof(Ledger) || ftruncate(file, sizeof(Ledger)) == 0);
+}
+
 static Ledger *map_ledger(int file, char *error, size_t error_bytes) {
     struct stat status;
-    if (fstat(file, &status) != 0 || !S_ISREG(status.st_mode) ||
-        (status.st_size < (off_t)sizeof(Ledger) && ftruncate(file, sizeof(Ledger)) != 0)) {
+    if (fstat(file, &status) != 0 || !S_ISREG(status.st_mode) || !make_whole(file, &status)) {
         snprintf(error, error_bytes, "`%s` is not a file of %zu bytes: %s", joined.path, sizeof(Ledger),
                  strerror(errno));
         return NULL;

@@ -1,5 +1,7 @@
 /* `cuGetProcAddress`: the newest variant that the caller's version knows, per-thread variants on request. */
+#include <dlfcn.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "fake_cuda.h"
@@ -99,6 +101,14 @@ CUresult cuGetProcAddress_v2(const char *base, void **function, int version, uin
     if (*function == (void *)cuMemAlloc_v2 && board()->other_addresses) *function = (void *)another_mem_alloc;
     if (status) *status = *function ? 0 : CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND;
     return *function ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
+}
+
+/* What newer drivers do while they are loaded: look up functions of their own, and call them. */
+__attribute__((constructor)) static void call_itself(void) {
+    size_t free_bytes, total_bytes;
+    if (!getenv("KVARTO_FAKE_CALLS_ITSELF")) return;
+    CUresult (*get_info)(size_t *, size_t *) = dlsym(RTLD_DEFAULT, "cuMemGetInfo_v2");
+    if (get_info) get_info(&free_bytes, &total_bytes);
 }
 
 CUresult cuGetProcAddress(const char *base, void **function, int version, uint64_t flags) {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -56,6 +58,18 @@ def test_a_ledger_that_cannot_be_kept_gives_nothing_out(start: StartContainer, t
     assert guest.init() == OPERATING_SYSTEM
     guest.process.kill()
     assert "KVARTO_GPU_MEMORY_LEDGER" in (said := guest.process.communicate()[1]) or str(path) in said
+
+
+@pytest.mark.skipif(not shutil.which("unshare"), reason="needs unshare")
+def test_a_ledger_without_room_on_its_disk_gives_nothing_out(start: StartContainer, tmp_path: Path) -> None:
+    small = tmp_path / "small"
+    small.mkdir()
+    script = f"mount -t tmpfs -o size=64k small {small} && exec \"$@\""
+    prefix = ("unshare", "--user", "--map-root-user", "--mount", "sh", "-c", script, "sh")
+    if subprocess.run([*prefix, "true"], capture_output=True).returncode != 0:
+        pytest.skip("namespaces are not allowed here")
+    guest = start().guest(prefix=prefix, KVARTO_GPU_MEMORY_LEDGER=str(small / "ledger"))
+    assert guest.init() == OPERATING_SYSTEM
 
 
 def test_a_program_that_lost_its_environment_is_limited_by_the_ledger(start: StartContainer) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import sys
 
 import pytest
 
@@ -97,3 +98,11 @@ def test_programs_without_cuda_never_load_the_driver(start: StartContainer) -> N
     done = subprocess.run([shutil.which("true") or "/bin/true"], env=env, capture_output=True, text=True, check=True)
     assert OURS in done.stderr
     assert DRIVERS not in done.stderr
+
+
+def test_a_driver_that_calls_itself_while_it_is_loaded_does_not_hang(start: StartContainer) -> None:
+    container = start()
+    env = {**container.env, "KVARTO_FAKE_CALLS_ITSELF": "1"}
+    code = f"import sys; sys.path.insert(0, {str(HERE)!r}); import guest; print(guest.Guest.nvml(None)['v1'][0])"
+    done = subprocess.run([sys.executable, "-S", "-E", "-c", code], env=env, capture_output=True, text=True, timeout=20)
+    assert done.stdout.split() == [str(256 * MIB)], done.stderr
