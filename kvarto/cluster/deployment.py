@@ -36,7 +36,7 @@ class Workload:
     name: str = "kvarto"
     namespace: str | None = None
     model: str = "demo"
-    image: str = "ghcr.io/kvarto/kvarto:latest"
+    image: str = "kvarto:latest"
     replicas: int = 1
     flags: tuple[str, ...] = ()
     """Further flags of `kvarto serve`, as they are typed."""

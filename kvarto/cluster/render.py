@@ -13,6 +13,9 @@ from kvarto.core.errors import UsageError
 from kvarto.core.units import MIB
 from kvarto.memory.device_limit import LIMITER_LIMIT
 
+OLDEST = (1, 30)
+"""The first Kubernetes whose `preStop` can sleep without a program in the container."""
+
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
@@ -26,6 +29,9 @@ class Rendered:
 
 def render(scheme: Scheme, workload: Workload, need: Need, options: ClusterOptions) -> Rendered:
     """Whatever the scheme needs first, then Deployment and Service. Raises UsageError for what can't work."""
+    if options.kubernetes < OLDEST:
+        version = ".".join(map(str, options.kubernetes))
+        raise UsageError(f"manifests are for Kubernetes 1.30 or later, where `preStop` can sleep; not for {version}")
     parts = scheme.parts(workload.name, need, options)
     if workload.limiter and scheme.is_enforced:
         raise UsageError(

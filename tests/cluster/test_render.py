@@ -107,6 +107,8 @@ def test_a_card_is_not_divided_into_one_part(scheme: str) -> None:
 def test_claims_by_capacity_need_a_cluster_that_knows_them() -> None:
     with pytest.raises(UsageError, match=r"Kubernetes 1.33 does not know"):
         render(find_scheme("dra"), Workload(), NEED, replace(OPTIONS, kubernetes=(1, 33)))
+    with pytest.raises(UsageError, match=r"manifests are for Kubernetes 1.30 or later"):
+        render(find_scheme("whole"), Workload(), NEED, replace(OPTIONS, kubernetes=(1, 29)))
     with pytest.raises(UsageError, match="`--scheme cgpu` is unknown"):
         find_scheme("cgpu")
 

@@ -171,8 +171,8 @@ class ReportedDevice(ReferenceBackend):
         return self._seen.total_bytes, self._seen.free_bytes
 
 
-def budget_under(seen: Environment, config: EngineConfig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> int:
-    """Bytes that a server in that container would plan with."""
+def enter(seen: Environment, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Give this process the container's variables and files."""
     for name in ("NVIDIA_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"):
         monkeypatch.delenv(name, raising=False)
     for name, value in seen.variables.items():
@@ -181,6 +181,10 @@ def budget_under(seen: Environment, config: EngineConfig, monkeypatch: pytest.Mo
     if seen.vcuda is not None:
         record.write_bytes(seen.vcuda)
     monkeypatch.setattr(device_limit, "VCUDA_CONFIG", str(record))
+
+
+def budget_under(seen: Environment, config: EngineConfig) -> int:
+    """Bytes that a server in that container would plan with."""
     backend = ReportedDevice(seen)
     files, program = open_program(config, backend)
     files.close()
@@ -193,16 +197,25 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> EngineConfig:
     return EngineConfig(model=str(folder), max_num_batched_tokens=64, device="cuda:0")
 
 
+SMALL_NEED = Need(arena_bytes=48 * MIB, overhead_bytes=768 * MIB, host_bytes=3 * GIB)
+
+
 @pytest.mark.parametrize("scheme", GPU_SCHEMES)
 def test_a_rendered_server_takes_exactly_what_was_planned(
     scheme: str, tiny: EngineConfig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    documents = list(render(SCHEMES[scheme], Workload(), NEED, OPTIONS).documents)
+    documents = list(render(SCHEMES[scheme], Workload(), SMALL_NEED, OPTIONS).documents)
     args = container(documents)["args"]
     said = parse_bytes(args[args.index("--device-memory") + 1])
     seen = environment(scheme, documents, find_card("H100-80"))
-    config = msgspec.structs.replace(tiny, device_memory=said)
-    assert budget_under(seen, config, monkeypatch, tmp_path) == NEED.arena_bytes
+    enter(seen, monkeypatch, tmp_path)
+    engine = build(msgspec.structs.replace(tiny, device_memory=said), LocalChannel(), backend=ReportedDevice(seen))
+    try:
+        assert engine.layout.budget.device_bytes == SMALL_NEED.arena_bytes
+        held_bytes = sum(row.size_bytes for row in engine.ledger.rows())
+        assert 0 <= SMALL_NEED.arena_bytes - held_bytes < engine.layout.kv_format.page_bytes
+    finally:
+        engine.close()
 
 
 @pytest.mark.parametrize("scheme", [name for name in GPU_SCHEMES if name not in ("whole", "vgpu")])
@@ -212,7 +225,8 @@ def test_a_server_that_is_told_nothing_takes_the_limit_that_it_finds(
     """Whole cards and vGPUs set no limit: there the default of an unlimited server holds."""
     rendered = render(SCHEMES[scheme], Workload(), NEED, OPTIONS)
     seen = environment(scheme, list(rendered.documents), find_card("H100-80"))
-    budget_bytes = budget_under(seen, tiny, monkeypatch, tmp_path)
+    enter(seen, monkeypatch, tmp_path)
+    budget_bytes = budget_under(seen, tiny)
     granted = rendered.parts.granted_bytes // MIB * MIB  # an equal part of a card need not be whole MiB
     assert budget_bytes == granted - DEVICE_OVERHEAD_BYTES
 

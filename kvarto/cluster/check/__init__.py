@@ -10,7 +10,7 @@ import copy
 from collections.abc import Sequence
 from typing import Any
 
-from kvarto.cluster.check.finding import Edit, Finding, Severity, apply
+from kvarto.cluster.check.finding import Edit, Finding, NoSuchPlace, Severity, apply
 from kvarto.cluster.check.manifests import Files
 from kvarto.cluster.check.rules import BESIDE_NUMBERS, RULES, SUMS
 from kvarto.cluster.check.rules.schema import schemas
@@ -41,10 +41,16 @@ def _object(finding: Finding) -> tuple[int, str]:
 def correct(documents: Sequence[Any], options: ClusterOptions) -> tuple[list[Any], list[Finding]]:
     """A corrected copy, and what only a person can mend. Comments and order stay where the library keeps them."""
     fixed = copy.deepcopy(list(documents))
+    beyond: set[str] = set()
     for _ in range(MAX_ROUNDS):
         findings = check(fixed, options)
-        mendable = next((finding for finding in findings if finding.edits), None)
+        mendable = next((each for each in findings if each.edits and each.message not in beyond), None)
         if mendable is None:
             return fixed, findings
-        apply(fixed, mendable.edits)
+        changed = copy.deepcopy(fixed)
+        try:
+            apply(changed, mendable.edits)
+            fixed = changed
+        except NoSuchPlace:
+            beyond.add(mendable.message)  # what stands there must be put right by hand first
     return fixed, check(fixed, options)

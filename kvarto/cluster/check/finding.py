@@ -71,15 +71,22 @@ class Finding:
         }
 
 
+class NoSuchPlace(Exception):
+    """An edit leads through something that is neither a mapping nor a list."""
+
+
 def apply(documents: Sequence[Any], edits: Sequence[Edit]) -> None:
-    """Change the documents in place, in the order of the edits."""
+    """Change the documents in place, in the order of the edits. Raises NoSuchPlace, with some of them made."""
     for edit in edits:
-        node = documents[edit.document]
-        for part in edit.path[:-1]:
-            if isinstance(node, dict) and node.get(part) is None:
-                node[part] = {}
-            node = node[part]
-        _change(node, edit.path[-1], edit.value)
+        try:
+            node = documents[edit.document]
+            for part in edit.path[:-1]:
+                if isinstance(node, dict) and node.get(part) is None:
+                    node[part] = {}
+                node = node[part]
+            _change(node, edit.path[-1], edit.value)
+        except (TypeError, LookupError) as error:
+            raise NoSuchPlace(f"{edit.as_dict()['path']}: {error}") from error
 
 
 def _change(node: Any, key: str | int, value: Any) -> None:

@@ -25,7 +25,7 @@ class Dra(Scheme):
     name = "dra"
     is_enforced = False
     facts = Facts(
-        title="DRA, shared by capacity",
+        title="DRA by capacity",
         unit="any quantity",
         enforced_by="what the driver brings: NVIDIA's nothing, HAMi's a preloaded library (cooperation)",
         reported="whole card, or the limit with HAMi's driver",

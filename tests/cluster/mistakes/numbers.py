@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from kvarto.cluster.schemes import SCHEMES
 from tests.cluster.manifests import container, correct_manifests, drop_both, limits, requests, set_both, template
 from tests.cluster.mistakes.base import (
     COUNTED,
@@ -224,7 +225,9 @@ def beyond_the_card() -> Iterator[Mistake]:
         def change(documents: Documents) -> None:
             set_both(documents, "aliyun.com/gpu-mem", first)
             resources = {"limits": {"aliyun.com/gpu-mem": other}}
-            template(documents)["spec"]["containers"].append({"name": "other", "image": "x", "resources": resources})
+            template(documents)["spec"]["containers"].append(
+                {"name": "other", "image": "kvarto:2", "args": ["serve", "demo"], "resources": resources}
+            )
             container(documents)["args"] = ["serve", "demo"]
 
         return change
@@ -259,12 +262,28 @@ def flags() -> Iterator[Mistake]:
     )  # fmt: skip
     yield Mistake(
         "no-limit", "time-slicing", without_arena(without_own_limit), "no-limit",
-        "time-slicing limits no memory, and this server is not told how much it may take; an equal part of the "
-        "card leaves "
-        "`--device-memory 15543MiB`",
+        "nothing limits memory under time-slicing, and this server is not told how much it may take; its part of "
+        "the card leaves `--device-memory 15543MiB`",
         lambda documents: (
             without_arena(without_own_limit)(documents),
             container(documents)["args"].extend(["--device-memory", "15543MiB"]),
+        ),
+    )  # fmt: skip
+    for scheme, percent in (("aliyun", 18), ("kai", 18), ("dra", 18)):
+        title = SCHEMES[scheme].facts.title
+        yield Mistake(
+            "share-of-card", scheme, vllm(["--gpu-memory-utilization", "0.9"]), "share-of-card",
+            f"`--gpu-memory-utilization 0.9` is a share of the whole card, of which {title} means {percent} % for this "
+            f"container; write `0.{percent}`",
+            vllm(["--gpu-memory-utilization", f"0.{percent}"]),
+        )  # fmt: skip
+    yield Mistake(
+        "no-limit", "dra", without_arena(without_own_limit), "no-limit",
+        "nothing limits memory under DRA by capacity, and this server is not told how much it may take; its part of "
+        "the card leaves `--device-memory 14336MiB`",
+        lambda documents: (
+            without_arena(without_own_limit)(documents),
+            container(documents)["args"].extend(["--device-memory", "14336MiB"]),
         ),
     )  # fmt: skip
     for written in (["--gpu-memory-utilization", "0.9"], ["--gpu-memory-utilization=0.9"]):

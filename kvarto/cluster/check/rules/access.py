@@ -52,7 +52,8 @@ def split_size(files: Files, options: ClusterOptions) -> Iterator[Finding]:
 def _about(container: Container, name: str, value: object) -> tuple[str, str] | None:
     """Rule and message for one variable; None where it is all right."""
     scheme = container.scheme.name if container.scheme is not None else None
-    if name == "NVIDIA_VISIBLE_DEVICES" and value not in (None, "void", "none"):
+    is_of_node = container.pod.object.kind == "DaemonSet" and scheme is None  # a plugin or exporter, which needs all
+    if name == "NVIDIA_VISIBLE_DEVICES" and value not in (None, "void", "none") and not is_of_node:
         whose = "beside those that it asks for" if scheme else "though it asks for none, and nobody counts it"
         return "visible-devices", f"`{name}={value}` shows the container GPUs of the node {whose}; leave it out"
     if name == "CUDA_VISIBLE_DEVICES" and scheme in _INTERCEPTED and value is not None:

@@ -16,6 +16,8 @@ from kvarto.cluster.check.server_flags import (
     set_device_memory,
 )
 from kvarto.cluster.schemes import ClusterOptions, Scheme, find_scheme
+from kvarto.cluster.schemes.dra import device_requests
+from kvarto.cluster.tree import dig
 from kvarto.core.units import MIB, format_bytes
 from kvarto.memory.device_limit import LIMITER_LIMIT
 
@@ -45,10 +47,12 @@ def no_limit(files: Files, options: ClusterOptions) -> Iterator[Finding]:
     """Where nothing enforces a part, the server must keep to it by itself."""
     for container in files.containers:
         scheme = container.scheme
-        if scheme is None or scheme.is_enforced or scheme.name in ("dra", *READ_BY_SERVER):
+        if scheme is None or scheme.is_enforced or (scheme.name == "dra" and _is_limited_by_driver(files)):
             continue
         granted = scheme.granted_bytes(container.pod.template, container.manifest, files.manifests, options)
         if is_kvarto(container):
+            if scheme.name in READ_BY_SERVER:
+                continue
             if device_memory(container) is None and all(name != LIMITER_LIMIT for _, name, _ in container.env()):
                 yield _kvarto_without(container, scheme, granted, options.overhead_bytes)
         else:
@@ -58,6 +62,14 @@ def no_limit(files: Files, options: ClusterOptions) -> Iterator[Finding]:
 def _no_gpu(container: Container) -> Finding:
     message = "the server computes on a GPU, and the container asks for none; ask by a scheme, or give `--device cpu`"
     return container.finding("no-gpu", ("resources", "limits"), message)
+
+
+def _is_limited_by_driver(files: Files) -> bool:
+    """Whether claims go to HAMi's driver, the one that brings a limit."""
+    claims = files.of_kind("ResourceClaim", "ResourceClaimTemplate")
+    requests = [request for each in claims for request in device_requests(each.manifest)]
+    names = [dig(request.get("exactly") or request, "deviceClassName") for request in requests]
+    return any("hami" in str(name) for name in names)
 
 
 def _against(
@@ -82,12 +94,12 @@ def _against(
 
 
 def _kvarto_without(container: Container, scheme: Scheme, granted: int | None, overhead: int) -> Finding:
-    message = f"{scheme.facts.title} limits no memory, and this server is not told how much it may take"
+    message = f"nothing limits memory under {scheme.facts.title}, and this server is not told how much it may take"
     if granted is None or granted <= overhead:
         hint = f"give `{KVARTO_FLAGS[0]}`; for a number, name the card and add the plugin's configuration"
         return container.finding("no-limit", ("args",), f"{message}; {hint}")
     right = (granted - overhead) // MIB
-    message = f"{message}; an equal part of the card leaves `{KVARTO_FLAGS[0]} {right}MiB`"
+    message = f"{message}; its part of the card leaves `{KVARTO_FLAGS[0]} {right}MiB`"
     return container.finding("no-limit", ("args",), message, set_device_memory(container, None, right * MIB))
 
 
@@ -96,7 +108,7 @@ def _other(container: Container, scheme: Scheme, granted: int | None, options: C
     flag = find_flag(container, SHARE_FLAGS)
     title = scheme.facts.title
     if flag is None or granted is None or options.card is None:
-        message = f"{title} limits no memory: this container may fill the card; see that the program limits itself"
+        message = f"nothing limits memory under {title}: this container may fill the card; see that it limits itself"
         yield warning(container.finding("no-limit", ("resources",), message))
         return
     hundredths = (granted + MIB) * 100 // options.card.memory_bytes  # a fifth, cut down to whole bytes, is 20 %
