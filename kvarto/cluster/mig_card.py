@@ -1,7 +1,7 @@
 """What fits on one card: every set of MIG instances that has a placement, and the placement with the most compute.
 
 A card is a row of memory slices; an instance covers some, beginning at one of its profile's starts. Compute slices are
-only counted. Sets are small (at most seven instances), so all are enumerated, once per kind of card.
+only counted. A card holds seven instances at most, so all sets are enumerated, once per kind of card.
 """
 
 from __future__ import annotations
@@ -53,26 +53,31 @@ class CardSets:
 @cache
 def card_sets(card: Card) -> CardSets:
     """Enumerated once per kind of card."""
-    empty = (0,) * len(card.profiles)
-    feasible = {empty}
-    frontier = [empty]
-    maximal: list[Counts] = []
-    while frontier:
-        counts = frontier.pop()
-        can_grow = False
-        for index in range(len(counts)):
-            more = plus_one(counts, index)
-            if more in feasible:
-                can_grow = True
-            elif _may_fit(card, more) and any(placements(card, _entries(card, more))):
-                can_grow = True
-                feasible.add(more)
-                frontier.append(more)
-        if not can_grow:
-            maximal.append(counts)
+    feasible = _every_set(card)
+    size = range(len(card.profiles))
+    maximal = [counts for counts in feasible if not any(plus_one(counts, index) in feasible for index in size)]
     maximal.sort(key=lambda counts: counts[::-1], reverse=True)
-    most = tuple(max(counts[index] for counts in maximal) for index in range(len(empty)))
-    return CardSets(frozenset(feasible), tuple(maximal), most)
+    most = tuple(max(counts[index] for counts in maximal) for index in size)
+    return CardSets(feasible, tuple(maximal), most)
+
+
+def _every_set(card: Card) -> frozenset[Counts]:
+    """From the left: which sets can fill the slices up to here, the next slice left empty or an instance begun."""
+    empty = (0,) * len(card.profiles)
+    reached: list[set[Counts]] = [{empty}, *(set() for _ in range(card.memory_slices))]
+    for position in range(card.memory_slices):
+        beginning = [(i, each) for i, each in enumerate(card.profiles) if position in each.starts]
+        for counts in reached[position]:
+            reached[position + 1].add(counts)
+            compute_left = card.compute_slices - _compute(card, counts)
+            for index, profile in beginning:
+                if profile.compute_slices <= compute_left and not (profile.has_media and counts[index]):
+                    reached[position + profile.memory_slices].add(plus_one(counts, index))
+    return frozenset(reached[-1])
+
+
+def _compute(card: Card, counts: Counts) -> int:
+    return sum(count * profile.compute_slices for count, profile in zip(counts, card.profiles, strict=True))
 
 
 def plus_one(counts: Counts, index: int) -> Counts:
@@ -99,19 +104,5 @@ def _place(
             yield from _place(card, wanted, more, taken | covered, compute_left - profile.compute_slices)
 
 
-def _may_fit(card: Card, counts: Counts) -> bool:
-    """Whether slices alone would allow it; sorts out most sets before any placement is tried."""
-    pairs = list(zip(card.profiles, counts, strict=True))
-    memory = sum(profile.memory_slices * count for profile, count in pairs)
-    compute = sum(profile.compute_slices * count for profile, count in pairs)
-    return memory <= card.memory_slices and compute <= card.compute_slices
-
-
 def _has_media(placed: Sequence[Placed]) -> bool:
     return any(each.profile.has_media for each in placed)
-
-
-def _entries(card: Card, counts: Counts) -> list[tuple[Profile, ...]]:
-    """Largest first: what is hard to place is placed while there is room."""
-    pairs = sorted(zip(card.profiles, counts, strict=True), key=lambda pair: -pair[0].memory_slices)
-    return [(profile,) for profile, count in pairs for _ in range(count)]

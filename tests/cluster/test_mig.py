@@ -107,14 +107,7 @@ def test_packing_needs_no_more_cards_than_trying_everything(card: Card) -> None:
         indices = [card.profiles.index(fitting_profiles(card, demand)[0]) for demand in demands]
         counts = tuple(indices.count(index) for index in range(len(card.profiles)))
         assert len(plan.cards) == fewest_cards(card, counts)
-    card_sets(card)
-    warm = []
-    for _ in range(20):
-        demands = random_demands(card, rng, 8)
-        started = time.process_time()
-        pack(card, demands)
-        warm.append(time.process_time() - started)
-    assert statistics.median(warm) <= MAX_PACKING_S
+    assert statistics.median(times) <= MAX_PACKING_S  # from nothing: the card's sets are enumerated anew each time
 
 
 def check_plan(plan: MigPlan, demands: list[Demand]) -> None:
