@@ -4,6 +4,7 @@
 #   make test-heavy                   the runs that take minutes each
 #   make lint                         ruff, mypy, import-linter
 #   make native                       build what changed in native/; the module lands in kvarto/core
+#   make sanitize                     the tests of native ops under ASan, UBSan and TSan, in build/; minutes each
 #   make bench ARGS=memory          every file of benchmarks/, or those whose path has the word
 
 PYTHON ?= python3
@@ -15,9 +16,9 @@ ARGS ?=
 # Several test processes on few cores: threads that wait for each other by spinning take the cores away.
 test test-heavy: export OMP_NUM_THREADS ?= 1
 
-.PHONY: serve native test test-heavy lint format bench constraints clean help
+.PHONY: serve native sanitize test test-heavy lint format bench constraints clean help
 help:
-	@sed -n '2,7s/^# *//p' Makefile
+	@sed -n '2,8s/^# *//p' Makefile
 
 $(BIN)/python:
 	@echo '== making $(VENV) with $(shell $(PYTHON) --version)'
@@ -52,6 +53,24 @@ native: $(VENV)/.build-tools
 	@test -f build/native/build.ninja || \
 	    cmake -S . -B build/native -G Ninja -DPython_EXECUTABLE=$(abspath $(BIN)/python) -DKVARTO_WERROR=ON
 	@flock build/native.lock cmake --build build/native
+
+# Each sanitizer has a build and a copy of the package of its own, beside the source tree. Python itself is not
+# instrumented: its allocations are no business of ours, and a sanitizer's library must be there before it.
+SANITIZED_TESTS ?= tests/ops/native tests/memory/native tests/planning/native
+sanitize: sanitize-address sanitize-thread
+
+sanitize-%: export PATH := $(abspath $(BIN)):$(PATH)
+sanitize-%: $(VENV)/.dev-installed
+	@mkdir -p build/$*/tree && cp -r kvarto tests pyproject.toml build/$*/tree && rm -f build/$*/tree/kvarto/core/*.so
+	@cmake -S . -B build/$* -G Ninja -DPython_EXECUTABLE=$(abspath $(BIN)/python) -DKVARTO_SANITIZE=$* \
+	    -DKVARTO_MODULE_DIR=$(abspath build/$*/tree/kvarto/core) >/dev/null
+	@cmake --build build/$*
+	cd build/$*/tree && LD_PRELOAD="$(strip $(foreach library,$(SANITIZER_LIBRARIES_$*),$(shell g++ -print-file-name=$(library))))" \
+	    ASAN_OPTIONS=detect_leaks=0 TSAN_OPTIONS=report_signal_unsafe=0 OMP_NUM_THREADS=1 \
+	    python -m pytest -q -p no:cacheprovider $(wildcard $(SANITIZED_TESTS))
+
+SANITIZER_LIBRARIES_address := libasan.so libubsan.so
+SANITIZER_LIBRARIES_thread := libtsan.so
 
 serve: $(VENV)/.runtime-installed native
 	$(BIN)/kvarto serve $(ARGS)

@@ -100,7 +100,7 @@ class NativeBackend:
     def run(self, step: Step) -> StepResult:
         """See `ops.base.Backend`."""
         opened = self._open()
-        result = _empty_result(step)
+        result = empty_result(step)
         tables, slots = np.ascontiguousarray(step.page_tables), np.ascontiguousarray(step.slot_mapping)
         opened.compiled.run(step, tables, slots, result)
         opened.num_logits = step.num_samples
@@ -152,7 +152,8 @@ class _Opened:
         self.logits_name = next(op.logits for op in program.ops if isinstance(op, Sample))
 
 
-def _empty_result(step: Step) -> StepResult:
+def empty_result(step: Step) -> StepResult:
+    """Arrays for what the step asks for; sampling writes every element."""
     num_samples = step.num_samples
     num_top = int(step.sampling.num_logprobs.max(initial=0))
     return StepResult(
