@@ -1,6 +1,3 @@
-#include <stdlib.h>
-#include <string.h>
-
 #include "contexts.h"
 #include "nvml_hooks.h"
 
@@ -8,14 +5,9 @@
 #define SMALLEST_CONTEXT_BYTES (UINT64_C(32) << 20)
 #define LARGEST_CONTEXT_BYTES (UINT64_C(2) << 30)
 
-static bool named_size(uint64_t *bytes) {
-    const char *text = getenv("KVARTO_GPU_CONTEXT_SIZE");
-    return text && size_parse(text, strlen(text), bytes);
-}
-
 uint64_t context_expected_bytes(int device) {
     uint64_t bytes;
-    if (named_size(&bytes)) return bytes;
+    if (named_context_size(&bytes)) return bytes;
     bytes = device >= 0 ? step_load(&limiter.ledger->devices[device].context_bytes) : 0;
     return bytes ? bytes : EXPECTED_CONTEXT_BYTES;
 }
@@ -29,7 +21,7 @@ static void lower(uint64_t *cell, uint64_t bytes) {
 
 bool context_measure(int device, uint64_t *used) {
     uint64_t named;
-    return device >= 0 && !named_size(&named) && nvml_used_bytes(limiter.ledger->devices[device].uuid, used);
+    return device >= 0 && !named_context_size(&named) && nvml_used_bytes(limiter.ledger->devices[device].uuid, used);
 }
 
 void context_correct(Charge *charge, uint64_t before) {

@@ -10,21 +10,35 @@
 #ifndef LIMITS_FILE
 #define LIMITS_FILE "/etc/kvarto/gpu-memory-limit"
 #endif
+#ifndef LEDGER_FILE
+#define LEDGER_FILE "/run/kvarto/gpu-memory.ledger"
+#endif
 #define LIMITS_VARIABLE "KVARTO_GPU_MEMORY_LIMIT"
 
 enum { MAX_TEXT_BYTES = 4096 };
 
+static bool is_mounted(void) {
+    return access(LIMITS_FILE, F_OK) == 0;
+}
+
+static const char *variable(const char *name) {
+    const char *text = is_mounted() ? NULL : getenv(name);
+    return text && *text ? text : NULL;
+}
+
 const char *ledger_path(void) {
-    const char *path = getenv("KVARTO_GPU_MEMORY_LEDGER");
-    return path && *path ? path : "/run/kvarto/gpu-memory.ledger";
+    const char *path = variable("KVARTO_GPU_MEMORY_LEDGER");
+    return path ? path : LEDGER_FILE;
+}
+
+bool named_context_size(uint64_t *bytes) {
+    const char *text = variable("KVARTO_GPU_CONTEXT_SIZE");
+    return text && size_parse(text, strlen(text), bytes);
 }
 
 bool limits_are_configured(void) {
     static int answer; /* 0: not asked yet; threads that ask at once find the same */
-    if (answer == 0) {
-        const char *text = getenv(LIMITS_VARIABLE);
-        answer = (text && *text) || access(LIMITS_FILE, F_OK) == 0 || access(ledger_path(), F_OK) == 0 ? 1 : -1;
-    }
+    if (answer == 0) answer = is_mounted() || variable(LIMITS_VARIABLE) || access(ledger_path(), F_OK) == 0 ? 1 : -1;
     return answer > 0;
 }
 
@@ -130,12 +144,12 @@ bool limits_read(Limits *limits, char *error, size_t error_bytes) {
         fclose(file);
         if (is_whole) return read_text(limits, text, error, error_bytes);
     }
-    if (file || access(LIMITS_FILE, F_OK) == 0) {
+    if (file || is_mounted()) {
         snprintf(error, error_bytes, "`%s` cannot be read, or is longer than %d bytes", LIMITS_FILE, MAX_TEXT_BYTES);
         return false;
     }
-    const char *variable = getenv(LIMITS_VARIABLE);
-    return read_text(limits, variable ? variable : "", error, error_bytes);
+    const char *named = variable(LIMITS_VARIABLE);
+    return read_text(limits, named ? named : "", error, error_bytes);
 }
 
 bool limits_find(const Limits *limits, Word uuid, uint64_t *bytes) {

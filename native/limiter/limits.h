@@ -3,9 +3,9 @@
  *     KVARTO_GPU_MEMORY_LIMIT=8GiB                          every device
  *     KVARTO_GPU_MEMORY_LIMIT=GPU-…=8GiB,MIG-…=4GiB,2GiB    by UUID, and 2 GiB for all others
  *
- * The file /etc/kvarto/gpu-memory-limit, in the same form, counts instead of the environment where it exists: mounted
- * read-only by the node's agent, it survives `env -i`, `su` and `ssh`. Indexes are refused: they mean another device
- * under each CUDA_VISIBLE_DEVICES.
+ * The file /etc/kvarto/gpu-memory-limit, in the same form, counts instead where it exists, and then no variable counts
+ * at all: mounted read-only by the node's agent, it survives `env -i`, `su` and `ssh`. Indexes are refused: they mean
+ * another device under each CUDA_VISIBLE_DEVICES.
  */
 #pragma once
 
@@ -35,6 +35,9 @@ Word uuid_parse(const char *text, size_t length);
 
 /* Bytes from `8GiB`, `8G` (binary), `8GB` (decimal), `1.5GiB` or a plain number. */
 bool size_parse(const char *text, size_t length, uint64_t *bytes);
+
+/* What one CUDA context takes, as KVARTO_GPU_CONTEXT_SIZE says; false when it does not. */
+bool named_context_size(uint64_t *bytes);
 
 /* Where the shared account is: KVARTO_GPU_MEMORY_LEDGER, or /run/kvarto/gpu-memory.ledger. */
 const char *ledger_path(void);

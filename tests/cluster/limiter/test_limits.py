@@ -91,14 +91,19 @@ def test_the_smallest_limit_that_anyone_brought_counts(start: StartContainer) ->
     assert third.info() == [0, 100 * MIB]
 
 
-def test_the_mounted_file_counts_before_the_environment(start: StartContainer, tmp_path: Path) -> None:
-    mounted = tmp_path / "mounted"
+def test_the_mounted_file_counts_and_nothing_else(start: StartContainer, tmp_path: Path) -> None:
+    mounted, ledger = tmp_path / "mounted", tmp_path / "fixed-ledger"
     container = start("10GiB")
-    container.env["LD_PRELOAD"] = str(make_limiter(tmp_path / "build", f"-O0 -DLIMITS_FILE='\"{mounted}\"'"))
-    mounted.write_text(f"{container.board.uuid()}=64MiB\n")
-    for limit in ("10GiB", None):
-        guest = container.opened(KVARTO_GPU_MEMORY_LIMIT=limit)
-        assert guest.info()[1] == 64 * MIB
+    flags = f"-O0 -DLIMITS_FILE='\"{mounted}\"' -DLEDGER_FILE='\"{ledger}\"'"
+    container.env["LD_PRELOAD"] = str(make_limiter(tmp_path / "build", flags))
+    container.board.script(context_bytes=40 * MIB)
+    mounted.write_text(f"{container.board.uuid()}=640MiB\n")
+    for env in ({}, {"KVARTO_GPU_MEMORY_LIMIT": None}, {"KVARTO_GPU_MEMORY_LEDGER": str(tmp_path / "other")}):
+        guest = container.opened(**env)
+        assert guest.info() == [600 * MIB, 640 * MIB]  # the context was measured, whatever its variable says
+        guest.end()
+    assert ledger.exists()
+    assert not container.ledger.exists()
     mounted.write_text("nonsense")
     assert container.guest().init() == OPERATING_SYSTEM
 
