@@ -129,63 +129,65 @@ static void forget(Context *context) {
     free(context);
 }
 
-/* What was allocated in it is out of sight before the driver may give its addresses out again. */
-static void begin_end(const Context *context) {
-    if (context) records_take_context(&limiter.records, (uint64_t)(uintptr_t)context->handle);
+/* One user less. With the last, the context goes and takes what was allocated in it, which is out of sight before the
+ * driver may give its addresses out again. `known` is NULL for a context that we did not see being made. */
+typedef struct {
+    CUcontext handle;
+    Context *known;
+    bool is_last;
+} Ending;
+
+static Ending begin_end(CUcontext handle, Context *known, bool is_last) {
+    if (is_last) records_take_context(&limiter.records, (uint64_t)(uintptr_t)handle);
+    return (Ending){handle, known, is_last};
 }
 
-static void finish_end(Context *context, bool is_gone) {
-    if (!context) return;
-    records_end_context(&limiter.records, (uint64_t)(uintptr_t)context->handle, is_gone, charge_release);
-    if (is_gone) forget(context);
+static CUresult finish_end(Ending ending, CUresult result) {
+    bool is_gone = result == CUDA_SUCCESS;
+    if (ending.is_last) {
+        records_end_context(&limiter.records, (uint64_t)(uintptr_t)ending.handle, is_gone, charge_release);
+        if (ending.known && is_gone) forget(ending.known);
+    } else if (ending.known && is_gone) {
+        ending.known->num_users--;
+    }
+    return result;
 }
-
-/* One user less. The last takes the context with it, if we know it. */
-#define END(context, is_last, call)                                            \
-    do {                                                                       \
-        bool is_end = (context) && (is_last);                                  \
-        if (is_end) begin_end(context);                                        \
-        result = (call);                                                       \
-        if (is_end) finish_end(context, result == CUDA_SUCCESS);               \
-        else if (result == CUDA_SUCCESS && (context)) (context)->num_users--;  \
-    } while (0)
 
 CUresult cuCtxDestroy(CUcontext handle) {
-    CUresult result;
     if (limiter_state() != STATE_LIMITED) return DRIVER(cuCtxDestroy, handle);
     contexts_lock();
-    Context *context = find_context(handle);
-    END(context, true, DRIVER(cuCtxDestroy, handle));
+    Ending ending = begin_end(handle, find_context(handle), true);
+    CUresult result = finish_end(ending, DRIVER(cuCtxDestroy, handle));
     contexts_unlock();
     return result;
 }
 
 CUresult cuCtxDestroy_v2(CUcontext handle) {
-    CUresult result;
     if (limiter_state() != STATE_LIMITED) return DRIVER(cuCtxDestroy_v2, handle);
     contexts_lock();
-    Context *context = find_context(handle);
-    END(context, true, DRIVER(cuCtxDestroy_v2, handle));
+    Ending ending = begin_end(handle, find_context(handle), true);
+    CUresult result = finish_end(ending, DRIVER(cuCtxDestroy_v2, handle));
     contexts_unlock();
     return result;
 }
 
 CUresult cuCtxDetach(CUcontext handle) {
-    CUresult result;
     if (limiter_state() != STATE_LIMITED) return DRIVER(cuCtxDetach, handle);
     contexts_lock();
-    Context *context = find_context(handle);
-    END(context, context && context->num_users == 1, DRIVER(cuCtxDetach, handle));
+    Context *known = find_context(handle);
+    Ending ending = begin_end(handle, known, known && known->num_users == 1);
+    CUresult result = finish_end(ending, DRIVER(cuCtxDetach, handle));
     contexts_unlock();
     return result;
 }
 
 static CUresult release_primary(CUdevice device, CUresult (*call)(CUdevice), bool is_reset) {
-    CUresult result;
     if (limiter_state() != STATE_LIMITED) return call(device);
     contexts_lock();
     Context *primary = find_primary(device);
-    END(primary, primary && (is_reset || primary->num_users == 1), call(device));
+    bool is_last = primary && (is_reset || primary->num_users == 1);
+    Ending ending = begin_end(primary ? primary->handle : NULL, primary, is_last);
+    CUresult result = finish_end(ending, call(device));
     contexts_unlock();
     return result;
 }

@@ -14,6 +14,7 @@
 #define LEDGER_FILE "/run/kvarto/gpu-memory.ledger"
 #endif
 #define LIMITS_VARIABLE "KVARTO_GPU_MEMORY_LIMIT"
+#define CONTEXT_VARIABLE "KVARTO_GPU_CONTEXT_SIZE"
 
 enum { MAX_TEXT_BYTES = 4096 };
 
@@ -32,7 +33,7 @@ const char *ledger_path(void) {
 }
 
 bool named_context_size(uint64_t *bytes) {
-    const char *text = variable("KVARTO_GPU_CONTEXT_SIZE");
+    const char *text = variable(CONTEXT_VARIABLE);
     return text && size_parse(text, strlen(text), bytes);
 }
 
@@ -148,7 +149,12 @@ bool limits_read(Limits *limits, char *error, size_t error_bytes) {
         snprintf(error, error_bytes, "`%s` cannot be read, or is longer than %d bytes", LIMITS_FILE, MAX_TEXT_BYTES);
         return false;
     }
-    const char *named = variable(LIMITS_VARIABLE);
+    const char *named = variable(LIMITS_VARIABLE), *context = variable(CONTEXT_VARIABLE);
+    uint64_t bytes;
+    if (context && !size_parse(context, strlen(context), &bytes)) {
+        snprintf(error, error_bytes, "`%s=%s` is not a size such as `512MiB`", CONTEXT_VARIABLE, context);
+        return false;
+    }
     return read_text(limits, named ? named : "", error, error_bytes);
 }
 

@@ -116,6 +116,19 @@ def test_memory_of_a_context_goes_with_it(start: StartContainer) -> None:
     assert container.counted() == container.held() == 0
 
 
+def test_an_attached_context_goes_with_its_last_user(start: StartContainer) -> None:
+    container = start()
+    guest = container.opened()
+    assert guest.context(0) == 0
+    assert guest.take("cuMemAlloc", 10 * MIB)[0] == 0
+    result, context = guest.call_for_value("cuCtxAttach", 0)
+    assert result == 0
+    assert guest.call("cuCtxDetach", context) == 0
+    assert container.counted() == container.held() == 10 * MIB
+    assert guest.call("cuCtxDetach", context) == 0
+    assert container.counted() == container.held() == 0
+
+
 def test_a_primary_context_is_charged_once_and_until_its_last_user(start: StartContainer) -> None:
     container = start()
     container.board.script(context_bytes=40 * MIB)

@@ -43,6 +43,10 @@ def test_a_limit_that_cannot_be_read_gives_nothing_out(start: StartContainer, te
     assert "no device memory is given out" in said
 
 
+def test_a_context_size_that_cannot_be_read_gives_nothing_out(start: StartContainer) -> None:
+    assert start().guest(KVARTO_GPU_CONTEXT_SIZE="much").init() == OPERATING_SYSTEM
+
+
 @pytest.mark.parametrize("kind", ["missing folder", "folder", "another file", "read-only"])
 def test_a_ledger_that_cannot_be_kept_gives_nothing_out(start: StartContainer, tmp_path: Path, kind: str) -> None:
     path = tmp_path / "elsewhere"
