@@ -124,6 +124,83 @@ def test_edits_set_append_and_remove() -> None:
     assert Edit(0, ("c",)).value is ABSENT
 
 
+def test_pods_are_found_in_what_others_defined() -> None:
+    pod = template(correct_manifests("volcano"))
+    limits_ = pod["spec"]["containers"][0]["resources"]["limits"]
+    limits_["volcano.sh/vgpu-memory"] = "16Gi"
+    job = {
+        "apiVersion": "batch.volcano.sh/v1alpha1", "kind": "Job", "metadata": {"name": "j"},
+        "spec": {"schedulerName": pod["spec"].pop("schedulerName"), "tasks": [{"replicas": 1, "template": pod}]},
+    }  # fmt: skip
+    (finding,) = check([job], OPTIONS)
+    assert finding.path[:4] == ("spec", "tasks", 0, "template")
+    assert finding.rule == "memory-unit"
+    assert correct([job], OPTIONS)[1] == []
+
+
+RIGHT = """\
+apiVersion: v1
+kind: Pod
+metadata: {name: several-gpus}
+spec:
+  initContainers: [{name: first, image: x}]
+  containers:
+  - name: c
+    image: x
+    resources: {limits: {nvidia.com/gpu: 2, nvidia.com/gpumem: 3000, nvidia.com/gpucores: 0, nvidia.com/priority: 0}}
+---
+apiVersion: apps/v1
+kind: DaemonSet
+metadata: {name: nvidia-device-plugin}
+spec:
+  selector: {matchLabels: {name: plugin}}
+  template:
+    metadata: {labels: {name: plugin}}
+    spec:
+      containers:
+      - name: plugin
+        image: nvcr.io/nvidia/k8s-device-plugin:v0.18.0
+        env: [{name: NVIDIA_VISIBLE_DEVICES, value: all}]
+        securityContext: {privileged: true}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: whole}
+spec:
+  schedulerName: mine
+  containers:
+  - {name: v, image: vllm, args: [--gpu-memory-utilization, "0.9"], resources: {limits: {nvidia.com/gpu: 4}}}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: tencent}
+spec:
+  containers: [{name: c, image: x, resources: {limits: {tencent.com/vcuda-core: 200, tencent.com/vcuda-memory: 10}}}]
+---
+apiVersion: resource.k8s.io/v1
+kind: ResourceClaim
+metadata: {name: c}
+spec: {devices: {requests: [{name: r, firstAvailable: [{name: big, deviceClassName: gpu.nvidia.com}]}]}}
+---
+apiVersion: v1
+kind: ResourceQuota
+metadata: {name: q}
+spec:
+  hard:
+    requests.nvidia.com/gpu: "4"
+    limits.nvidia.com/gpumem: "65536"
+    limits.memory: 10Gi
+    pods: "3"
+    count/deployments.apps: "2"
+    gold.storageclass.storage.k8s.io/requests.storage: 500Gi
+"""
+
+
+@pytest.mark.parametrize("options", [OPTIONS, ClusterOptions()])
+def test_what_is_right_but_unusual_is_left_alone(options: ClusterOptions) -> None:
+    assert check(load_all(RIGHT), options) == []
+
+
 def test_warnings_alone_are_no_errors() -> None:
     documents = correct_manifests("time-slicing")
     of_kind(documents, "Deployment")["spec"]["template"]["spec"]["containers"][0].update(image="other", args=[])

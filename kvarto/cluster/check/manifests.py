@@ -20,7 +20,8 @@ _TEMPLATES: dict[str, Path] = {
         ("Deployment", "StatefulSet", "DaemonSet", "ReplicaSet", "Job", "ReplicationController"), ("spec", "template")
     ),
 }
-"""Where the pod stands in what makes it."""
+"""Where the pod stands in what makes it, for Kubernetes' own kinds."""
+_OWN_GROUPS = ("", "apps", "batch")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,11 @@ class Object:
         """`Deployment kvarto`, for people."""
         metadata = mapping(self.manifest.get("metadata"))
         return f"{self.kind} {metadata.get('name') or metadata.get('generateName') or '(no name)'}"
+
+    @property
+    def is_of_kubernetes(self) -> bool:
+        """Whether Kubernetes itself makes its pods; a controller of others may add what a template lacks."""
+        return str(self.manifest["apiVersion"]).rpartition("/")[0] in _OWN_GROUPS
 
     def finding(self, rule: str, path: Path, message: str, *edits: Edit, where: str | None = None) -> Finding:
         """A mistake at `path` of this object."""
@@ -161,9 +167,9 @@ class Files:
         """Every pod and template."""
         found = []
         for each in self.objects:
-            path = _TEMPLATES.get(each.kind)
-            if path is not None and isinstance(dig(each.manifest, *path), dict):
-                found.append(Pod(each, path, self))
+            for path in _pod_paths(each):
+                if isinstance(dig(each.manifest, *path), dict):
+                    found.append(Pod(each, path, self))
         return found
 
     @property
@@ -175,6 +181,23 @@ class Files:
     def of_kind(self, *kinds: str) -> list[Object]:
         """Objects of these kinds."""
         return [each for each in self.objects if each.kind in kinds]
+
+
+def _pod_paths(each: Object) -> list[Path]:
+    """Where an object's pods stand. Kinds that others defined, a RayCluster or a Volcano Job, are searched for them."""
+    if each.is_of_kubernetes:
+        path = _TEMPLATES.get(each.kind)
+        return [] if path is None else [path]
+    below = _mappings_below(each.manifest, ())
+    return [path for path in below if sequence(dig(each.manifest, *path, "spec", "containers"))]
+
+
+def _mappings_below(node: Any, path: Path) -> Iterator[Path]:
+    items = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
+    for key, value in items:
+        if isinstance(value, dict):
+            yield (*path, key)
+        yield from _mappings_below(value, (*path, key))
 
 
 def warning(finding: Finding) -> Finding:

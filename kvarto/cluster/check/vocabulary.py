@@ -63,4 +63,4 @@ def unit_name(size_bytes: int) -> str:
 def is_extended(resource: str) -> bool:
     """Whether Kubernetes counts it in whole devices: a name with a domain that is not its own."""
     domain, slash, _ = resource.partition("/")
-    return bool(slash) and not domain.endswith("kubernetes.io")
+    return bool(slash) and "." in domain and not domain.endswith(("kubernetes.io", "k8s.io"))

@@ -23,7 +23,7 @@ def quotas(files: Files, options: ClusterOptions) -> Iterator[Finding]:
             kind, name = _split(str(key))
             path = ("spec", "hard", key)
             right = f"requests.{name}"
-            if not is_extended(name):
+            if not is_extended(name) or str(key).startswith("count/"):
                 continue
             if kind == "":
                 message = f"`{key}` is no key of a quota, and Kubernetes refuses it; write `{right}`"

@@ -44,7 +44,7 @@ def scheduler_name(files: Files, options: ClusterOptions) -> Iterator[Finding]:
         schemes = {container.scheme.name for container in pod.containers if container.scheme is not None}
         for scheme in sorted(schemes):
             wanted = _OWN_SCHEDULERS.get(scheme)
-            if wanted is not None and name != wanted:
+            if wanted is not None and name != wanted and (name or pod.object.is_of_kubernetes):
                 written = f"`schedulerName: {name}`" if name else "no `schedulerName`"
                 message = f"{written}: only `{wanted}` counts what this pod asks for; write `schedulerName: {wanted}`"
                 yield pod.finding("scheduler-name", path, message, pod.edit(*path, value=wanted))
@@ -88,7 +88,7 @@ def kai_queue(files: Files, options: ClusterOptions) -> Iterator[Finding]:
     for pod in files.pods:
         asks = annotation(pod.template, MEMORY) is not None or annotation(pod.template, FRACTION) is not None
         path = ("metadata", "labels", QUEUE_LABEL)
-        if asks and dig(pod.template, *path) is None:
+        if asks and pod.object.is_of_kubernetes and dig(pod.template, *path) is None:
             message = f"no label `{QUEUE_LABEL}`: KAI leaves pods without a queue waiting; write `{options.queue}`"
             yield pod.finding("kai-queue", path, message, pod.edit(*path, value=options.queue))
 
