@@ -39,8 +39,13 @@ bool named_context_size(uint64_t *bytes) {
 
 bool limits_are_configured(void) {
     static int answer; /* 0: not asked yet; threads that ask at once find the same */
-    if (answer == 0) answer = is_mounted() || variable(LIMITS_VARIABLE) || access(ledger_path(), F_OK) == 0 ? 1 : -1;
-    return answer > 0;
+    int known = __atomic_load_n(&answer, __ATOMIC_RELAXED);
+    if (known == 0) {
+        bool is_configured = is_mounted() || variable(LIMITS_VARIABLE) || access(ledger_path(), F_OK) == 0;
+        known = is_configured ? 1 : -1;
+        __atomic_store_n(&answer, known, __ATOMIC_RELAXED);
+    }
+    return known > 0;
 }
 
 static bool unit_of(const char *name, size_t length, uint64_t *unit) {

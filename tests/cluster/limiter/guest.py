@@ -76,6 +76,11 @@ class Guest:
         result = getattr(self.cuda, name)(ctypes.byref(value), *(ctypes.c_uint64(argument) for argument in arguments))
         return [result, value.value]
 
+    def create(self, location_type: int, location_id: int, size: int) -> int:
+        """`cuMemCreate` at a location of this type."""
+        prop = (ctypes.c_int * 8)(1, 0, location_type, location_id)
+        return self.cuda.cuMemCreate(ctypes.byref(ctypes.c_uint64()), ctypes.c_size_t(size), prop, ctypes.c_uint64(0))
+
     def info(self) -> list[int]:
         """Free and total bytes, from `cuMemGetInfo`."""
         free, total = ctypes.c_size_t(), ctypes.c_size_t()

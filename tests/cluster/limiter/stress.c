@@ -1,6 +1,6 @@
 /* Many processes of many threads that allocate in every way under one limit, while some are killed at random moments.
  *
- *     stress PROCESSES THREADS SECONDS SEED
+ *     stress PROCESSES THREADS SECONDS SEED [PAUSE_US]
  *
  * The parent is one more process under the limit. It kills, starts anew, and times from the kill until the dead
  * process's account is empty. Each child runs this program again, so that it starts as a program does. Prints one JSON
@@ -19,7 +19,7 @@
 #include "../../../native/limiter/ledger.h"
 #include "ways.h"
 
-enum { MAX_PROCESSES = 512, MAX_THREADS = 64, NUM_THINGS = 4, PAUSE_US = 20000, KILL_EVERY_US = 30000 };
+enum { MAX_PROCESSES = 512, MAX_THREADS = 64, NUM_THINGS = 4, DEFAULT_PAUSE_US = 20000 };
 
 typedef struct {
     uint64_t num_calls, num_refused, worst_call_ns, worst_blocked_ns;
@@ -27,7 +27,7 @@ typedef struct {
 } Results;
 
 static Results *results;
-static uint64_t seed;
+static uint64_t seed, pause_us = DEFAULT_PAUSE_US; /* between the calls of a thread, and between kills; on average */
 
 static uint64_t now_ns(void) {
     struct timespec now;
@@ -93,7 +93,7 @@ static void *run_thread(void *argument) {
     for (;;) {
         one_step(&place, &things[random_below(&random, NUM_THINGS)], &random);
         if (random_below(&random, 64) == 0) cuStreamSynchronize(place.stream);
-        usleep((useconds_t)random_below(&random, 2 * PAUSE_US));
+        usleep((useconds_t)random_below(&random, 2 * pause_us));
     }
     return NULL;
 }
@@ -113,8 +113,9 @@ static int run_child(int num_threads) {
 
 static pid_t start_child(char **argv) {
     pid_t child = fork();
+    if (child < 0) abort(); /* -1 would be everybody, to the one who kills */
     if (child) return child;
-    char *arguments[] = {argv[0], "child", argv[2], argv[4], NULL};
+    char *arguments[] = {argv[0], "child", argv[2], argv[4], argv[5], NULL};
     execv("/proc/self/exe", arguments);
     _exit(127);
 }
@@ -181,7 +182,7 @@ static int run_parent(int num_processes, char **argv) {
     if (!ledger) return 1;
     for (int index = 0; index < num_processes; index++) children[index] = start_child(argv);
     while (now_ns() < end_ns) {
-        usleep((useconds_t)random_below(&random, 2 * KILL_EVERY_US));
+        usleep((useconds_t)random_below(&random, 2 * pause_us));
         int victim = (int)random_below(&random, (uint64_t)num_processes);
         uint64_t killed_ns = now_ns();
         kill(children[victim], SIGKILL);
@@ -204,5 +205,6 @@ int main(int argc, char **argv) {
     if (!results) return 2;
     bool is_child = strcmp(argv[1], "child") == 0;
     seed = strtoull(argv[is_child ? 3 : 4], NULL, 10);
+    if (argc > (is_child ? 4 : 5)) pause_us = strtoull(argv[is_child ? 4 : 5], NULL, 10);
     return is_child ? run_child(atoi(argv[2])) : run_parent(atoi(argv[1]), argv);
 }

@@ -161,7 +161,17 @@ def test_allocations_on_the_host_are_free(start: StartContainer) -> None:
     container = start()
     guest = container.opened()
     assert guest.call_for_value("cuMemHostAlloc", 512 * MIB, 0)[0] == 0
+    for host, index in ((2, 0), (3, 1), (4, 0)):
+        assert guest.create(host, index, 512 * MIB) == 0
     assert container.counted() == 0
+
+
+def test_a_part_of_a_device_is_the_device(start: StartContainer) -> None:
+    container = start(num_devices=2)
+    guest = container.opened()
+    assert guest.create(6, 0x0301, 20 * MIB) == 0  # locality domain 3 of device 1
+    assert guest.create(6, 0x0301, 250 * MIB) == OUT_OF_MEMORY
+    assert [device.used_bytes for device in container.account().devices] == [0, 20 * MIB]
 
 
 def test_the_interface_of_32_bits_is_closed(start: StartContainer) -> None:

@@ -3,10 +3,23 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
 from kvarto.cli.k8s_limiter import k8s_limiter_status
+from kvarto.cluster.limiter_ledger import (
+    ACCOUNT,
+    DEVICE,
+    DEVICES_OFFSET,
+    FILE_BYTES,
+    MAGIC,
+    SLOT,
+    SLOT_BYTES,
+    SLOTS_OFFSET,
+    UNIT_BYTES,
+    read_account,
+)
 from kvarto.core.errors import BadFile, UsageError
 from tests.cluster.fakes.board import GIB, MIB
 from tests.cluster.limiter.conftest import StartContainer
@@ -76,6 +89,24 @@ def test_the_status_is_the_account(container: Container, capsys: pytest.CaptureF
     text = capsys.readouterr().out
     assert "100.00 MiB" in text
     assert "ended; given back when needed" in text
+
+
+@pytest.mark.parametrize(("is_release", "sequence", "expected"), [(0, 9, 110), (1, 9, 90), (0, 8, 100)])
+def test_a_change_that_is_not_carried_over_yet_is_read(
+    tmp_path: Path, is_release: int, sequence: int, expected: int
+) -> None:
+    """As a process leaves it that is killed between its two steps. The account has seen change 8."""
+    slot = 3
+    data = bytearray(FILE_BYTES)
+    data[:8] = MAGIC.to_bytes(8, "little")
+    total = (500 | 10 << 32, sequence << 16 | slot << 1 | is_release)
+    DEVICE.pack_into(data, DEVICES_OFFSET, bytes(range(1, 17)), *total, LIMIT + 1, 500, 0, 0, 0)
+    SLOT.pack_into(data, SLOTS_OFFSET + slot * SLOT_BYTES, 2, 77, 0, 0, b"killed")
+    ACCOUNT.pack_into(data, SLOTS_OFFSET + slot * SLOT_BYTES + SLOT.size, 100, 8)
+    (tmp_path / "ledger").write_bytes(data)
+    (process,) = read_account(tmp_path / "ledger").processes
+    assert (process.pid, process.name, process.is_alive) == (77, "killed", False)
+    assert list(process.used_bytes.values()) == [expected * UNIT_BYTES]
 
 
 def test_no_ledger_and_no_such_file_are_said(container: Container) -> None:

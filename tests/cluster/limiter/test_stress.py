@@ -24,7 +24,8 @@ def stress(container: Container, program: Path, processes: int, threads: int, se
     results = container.folder / "results"
     results.write_bytes(bytes(4096))
     env = {**container.env, "STRESS_RESULTS": str(results), "KVARTO_GPU_CONTEXT_SIZE": str(CONTEXT_BYTES)}
-    arguments = [str(processes), str(threads), str(seconds), os.environ.get("KVARTO_STRESS_SEED", "1")]
+    pause_us = os.environ.get("KVARTO_STRESS_PAUSE_US", "20000")
+    arguments = [str(processes), str(threads), str(seconds), os.environ.get("KVARTO_STRESS_SEED", "1"), pause_us]
     done = subprocess.run([program, *arguments], env=env, capture_output=True, text=True, timeout=seconds + 120)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""  # a sanitizer would speak here
@@ -53,7 +54,8 @@ def test_a_few_processes_under_a_tight_limit(start: StartContainer, program: Pat
 @pytest.mark.heavy
 @pytest.mark.timeout(3600)
 def test_64_processes_of_8_threads(start: StartContainer, program: Path) -> None:
-    """`KVARTO_STRESS_SECONDS=1200` for the long run. The times are of a machine that does nothing else."""
+    """`KVARTO_STRESS_SECONDS=1200` for the long run. The times hold on a machine that does nothing else; elsewhere
+    `KVARTO_STRESS_SHARED=1` leaves them out, and `KVARTO_STRESS_PAUSE_US` makes it gentler."""
     seconds = int(os.environ.get("KVARTO_STRESS_SECONDS", "60"))
     answer = stress(start(str(12_000 * MIB)), program, processes=64, threads=8, seconds=seconds)
     if not os.environ.get("KVARTO_STRESS_SHARED"):
