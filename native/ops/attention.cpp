@@ -4,6 +4,8 @@
 // Source: FlashAttention (arXiv:2205.14135), online softmax (arXiv:1805.02867), PagedAttention (arXiv:2309.06180).
 #include "ops/attention.h"
 
+#include <utility>
+
 #include "ops/attention_amx.h"
 #include "ops/attention_exact.h"
 
@@ -23,7 +25,7 @@ public:
           sums_(memory_, op.heads),
           plan_(op, step, Path::kSpanTiles, Path::kShareTiles, worker.num_workers(), num_partial_rows(),
                 memory_.take<std::byte>(AttentionPlan::memory_bytes(op.heads, step.num_tokens, step.num_seqs))),
-          path_(op, step, memory_) {}
+          path_(op, memory_) {}
 
     void run() {
         const int32_t num_heads = op_.heads.num_kv_heads;
@@ -50,7 +52,7 @@ private:
         const int64_t used = worker_.num_workers() * slice_bytes(op_, step_);
         return (op_.scratch_bytes - used) / (4 * partial_floats(op_.heads));
     }
-    // Sums of one span of a unit that several items share.
+    // Where the sums of one span of a unit lie that several items share.
     float* partial(const Unit& unit, int32_t kv_head, int32_t span) const {
         const int64_t stretch = int64_t{kv_head} * plan_.num_spans(unit) + span;
         return partials_ + (unit.first_partial + stretch * unit.num_rows) * partial_floats(op_.heads);
@@ -59,15 +61,16 @@ private:
     void run_item(const Unit& unit, int32_t kv_head, int32_t item) {
         const UnitRows rows(plan_, op_.heads, unit, kv_head);
         path_.load_queries(rows);
-        sums_.clear(rows.num_rows);
         const SpanRange spans = plan_.spans(unit, item);
         for (int32_t span = spans.first; span < spans.end; ++span) {
-            span_.clear(rows.num_rows);
+            if (unit.num_seqs > 1 || Path::kAddsUp) span_.clear(rows.num_rows);
             run_span(unit, rows, kv_head, plan_.first_tile(unit, span));
             if (unit.num_items > 1)
                 set_aside(rows, partial(unit, kv_head, span));
+            else if (span == 0)
+                std::swap(sums_, span_);
             else
-                merge_span(rows);
+                merge(sums_, span_, rows.num_rows, factor_);
         }
         if (unit.num_items == 1) write(rows);
     }
@@ -89,26 +92,23 @@ private:
         }
     }
 
-    void merge_span(const UnitRows& rows) {
-        for (int32_t r = 0; r < rows.num_rows; ++r)
-            merge_row(sums_, r, span_.maximum[r], span_.total[r], span_.values + r * span_.width, factor_);
-    }
-
+    // values [num_rows, width], maxima, totals
     void set_aside(const UnitRows& rows, float* partial) const {
-        for (int32_t r = 0; r < rows.num_rows; ++r, partial += partial_floats(op_.heads)) {
-            std::copy_n(span_.values + r * span_.width, span_.width, partial);
-            partial[span_.width] = span_.maximum[r];
-            partial[span_.width + 1] = span_.total[r];
-        }
+        const int64_t num_values = rows.num_rows * span_.width;
+        std::copy_n(span_.values, num_values, partial);
+        std::copy_n(span_.maximum, rows.num_rows, partial + num_values);
+        std::copy_n(span_.total, rows.num_rows, partial + num_values + rows.num_rows);
     }
 
     void merge_unit(const Unit& unit, int32_t kv_head) {
         const UnitRows rows(plan_, op_.heads, unit, kv_head);
+        const int64_t num_values = rows.num_rows * sums_.width;
         sums_.clear(rows.num_rows);
         for (int32_t span = 0; span < plan_.num_spans(unit); ++span) {
-            const float* row = partial(unit, kv_head, span);
-            for (int32_t r = 0; r < rows.num_rows; ++r, row += partial_floats(op_.heads))
-                merge_row(sums_, r, row[sums_.width], row[sums_.width + 1], row, factor_);
+            const float* values = partial(unit, kv_head, span);
+            std::copy_n(values + num_values, rows.num_rows, span_.maximum);
+            std::copy_n(values + num_values + rows.num_rows, rows.num_rows, span_.total);
+            merge(sums_, {span_.maximum, span_.total, values, sums_.width}, rows.num_rows, factor_);
         }
         write(rows);
     }

@@ -1,11 +1,11 @@
 // Attention in products of bfloat16 tiles (AMX), sums in float32: strips of 256 keys, each a softmax of its own, merged
 // in order.
 //
-//   scores   S^T [16 keys, queries] = K [16 keys, 32 dims] Q^T: pages are read as they lie, where they hold bfloat16 and
-//            16 keys in a row; else they are first copied
+//   scores   S^T [16 keys, queries] = K [16 keys, 32 dims] Q^T: pages are read as they lie, where they hold bfloat16
+//            and 16 keys in a row; else they are first copied
 //   weights  of 4, 8 or 16 queries at a time, bfloat16; see attention_amx_softmax.h
-//   values   [16 queries, 16 dims] = P [16 queries, 32 keys] V: values are copied once per strip for all rows of a unit,
-//            two keys to a pair, which is how a product wants them
+//   values   [16 queries, 16 dims] = P [16 queries, 32 keys] V: values are copied once per strip for all rows of a
+//            unit, two keys to a pair, which is how a product wants them
 //
 // Columns of values therefore come in another order than dims, which `in_order` undoes at the end.
 //
@@ -18,12 +18,11 @@
 #include "ops/attention_amx_softmax.h"
 #include "ops/attention_keys.h"
 #include "ops/attention_rows.h"
-#include "ops/lanes.h"
 #include "ops/softcap.h"
 
 namespace kvarto::KVARTO_ISA {
 
-// 16 rows of 64 bytes each, but for 0..2, of `num_queries` float32 or pairs.
+// 16 rows of 64 bytes each, but for 0, 1 and 2, of `num_queries` float32 or pairs.
 struct alignas(64) TileShapes {
     uint8_t palette = 1, start_row = 0, reserved[14] = {};
     uint16_t row_bytes[16] = {};
@@ -41,12 +40,12 @@ inline __m512i load_bf16(const TileTokens& tokens, int32_t key, int32_t first, i
     if constexpr (kType == KVType::kBF16) {
         const std::byte* token = tokens.token[key];
         if (token == nullptr) return _mm512_setzero_si512();
-        const int32_t count = head_dim - first;
-        return count >= 32 ? _mm512_loadu_si512(token + 2 * first)
-                           : _mm512_maskz_loadu_epi16((1U << count) - 1, token + 2 * first);
+        if (first + 32 <= head_dim) return _mm512_loadu_si512(token + 2 * first);
+        return _mm512_maskz_loadu_epi16((1U << (head_dim - first)) - 1, token + 2 * first);
     } else {
         const F32x16 low = load_token<kType>(tokens, key, first, head_dim);
-        const F32x16 high = first + 16 < head_dim ? load_token<kType>(tokens, key, first + 16, head_dim) : F32x16::zero();
+        const bool is_last = first + 16 >= head_dim;
+        const F32x16 high = is_last ? F32x16::zero() : load_token<kType>(tokens, key, first + 16, head_dim);
         return _mm512_castps_si512(bf16_pair(low.v, high.v));
     }
 }
@@ -55,9 +54,10 @@ class FastPath {
 public:
     static constexpr int32_t kSpanTiles = kStripKeys / kTileKeys;
     static constexpr int32_t kShareTiles = kSpanTiles;
+    static constexpr bool kAddsUp = false;  // a strip's sums are written
     using Factor = FastFactor;
 
-    FastPath(const AttentionOp& op, const StepView&, Memory memory)
+    FastPath(const AttentionOp& op, Memory memory)
         : op_(op),
           pages_(op.pages, op.layer_slot, op.heads),
           dim_(op.heads.head_dim),
@@ -78,9 +78,9 @@ public:
         for (int32_t r = 0; r < rows.num_rows; ++r) {
             const float* head = op_.qkv.f32(rows.token[r]) + rows.head[r] * dim_;
             for (int32_t i = 0; i < width_; i += 32) {
-                const F32x16 low = load_padded(head, i) * F32x16::set1(scale);
-                const F32x16 high = load_padded(head, i + 16) * F32x16::set1(scale);
-                _mm512_store_ps(query_rows_ + r * width_ + i, bf16_pair(low.v, high.v));
+                const __m512 low = _mm512_mul_ps(load_dims(head, i), _mm512_set1_ps(scale));
+                const __m512 high = _mm512_mul_ps(load_dims(head, i + 16), _mm512_set1_ps(scale));
+                _mm512_store_ps(query_rows_ + r * width_ + i, bf16_pair(low, high));
             }
         }
         laid_first_ = laid_end_ = 0;
@@ -90,7 +90,7 @@ public:
     void attend(const UnitRows& rows, int32_t first_row, int32_t end_row, const int32_t* table, int32_t context,
                 int32_t kv_head, int32_t first_tile, int32_t end_tile, Sums& sums) {
         if (first_tile >= end_tile) return;
-        lay_out(table, context, kv_head, first_tile, end_tile);
+        lay_out(table, context, kv_head, first_tile, end_tile, rows.end_key[end_row - 1]);
         lay_out_queries(first_row, end_row);
         const uint16_t* queries = queries_;
         for (int32_t row = first_row; row < end_row; row += 16) {
@@ -117,15 +117,20 @@ public:
     }
 
 private:
-    F32x16 load_padded(const float* head, int32_t first) const {
-        return first >= dim_ ? F32x16::zero() : load_first(head + first, std::min(16, dim_ - first));
+    // Sixteen elements of a head, 0 behind its end.
+    __m512 load_dims(const float* head, int32_t first) const {
+        const int32_t count = std::clamp(dim_ - first, 0, 16);
+        return _mm512_maskz_loadu_ps(static_cast<__mmask16>((1U << count) - 1), head + first);
     }
 
-    // Keys and values of the strip, for all rows that read them.
-    void lay_out(const int32_t* table, int32_t context, int32_t kv_head, int32_t first_tile, int32_t end_tile) {
+    // Keys and values of the strip, for all rows that read them; meanwhile the next strip is fetched into the caches.
+    void lay_out(const int32_t* table, int32_t context, int32_t kv_head, int32_t first_tile, int32_t end_tile,
+                 int32_t end_key) {
         first_key_ = first_tile * kTileKeys;
         num_keys_ = (end_tile - first_tile) * kTileKeys;
         for (int32_t tile = first_tile; tile < end_tile; ++tile) {
+            const int32_t next = tile + kSpanTiles;
+            if (next * kTileKeys < end_key) prefetch(table, std::min(context, end_key), next, kv_head);
             const int32_t first = tile * kTileKeys - first_key_;
             switch (pages_.type) {
                 case KVType::kF32: lay_out_tile<KVType::kF32>(table, context, tile, kv_head, first); break;
@@ -133,6 +138,20 @@ private:
                 case KVType::kBF16: lay_out_tile<KVType::kBF16>(table, context, tile, kv_head, first); break;
                 case KVType::kInt8: lay_out_tile<KVType::kInt8>(table, context, tile, kv_head, first); break;
             }
+        }
+    }
+
+    void prefetch(const int32_t* table, int32_t context, int32_t tile, int32_t kv_head) const {
+        const int32_t end = std::min((tile + 1) * kTileKeys, context);
+        for (int32_t key = tile * kTileKeys; key < end;) {
+            const int32_t offset = key % pages_.page_size, run = std::min(pages_.page_size - offset, end - key);
+            const int32_t page = table[key / pages_.page_size];
+            for (const Plane which : {Plane::kKey, Plane::kValue}) {
+                if (page < 0) break;
+                const std::byte* p = pages_.plane(page, kv_head, which).token(offset, pages_.token_bytes);
+                for (int64_t i = 0; i < run * pages_.token_bytes; i += 64) _mm_prefetch(p + i, _MM_HINT_T0);
+            }
+            key += run;
         }
     }
 
@@ -148,21 +167,32 @@ private:
             for (int32_t i = key; i < key + 16; ++i) copy_key<kType>(keys, i, keys_ + (first + i) * width_);
         }
         const TileTokens values(pages_, table, context, tile, kv_head, Plane::kValue);
-        for (int32_t key = 0; key < kTileKeys; key += 2)
-            pair_values<kType>(values, key, values_ + (first + key) * width_);
+        uint16_t* pairs = values_ + first * width_;
+        if (kType == KVType::kBF16 && dim_ == width_ && values.is_whole) return pair_whole_values(values, pairs);
+        for (int32_t key = 0; key < kTileKeys; key += 2) pair_values<kType>(values, key, pairs + key * width_);
     }
 
     template <KVType kType> void copy_key(const TileTokens& keys, int32_t key, uint16_t* out) const {
         for (int32_t i = 0; i < width_; i += 32) _mm512_store_si512(out + i, load_bf16<kType>(keys, key, i, dim_));
     }
 
-    // Words of two tokens alternate. Of 32 dims, dims 0..3, 8..11, 16..19 and 24..27 come first.
     template <KVType kType> void pair_values(const TileTokens& values, int32_t key, uint16_t* out) const {
-        for (int32_t i = 0; i < width_; i += 32) {
-            const __m512i even = load_bf16<kType>(values, key, i, dim_), odd = load_bf16<kType>(values, key + 1, i, dim_);
-            _mm512_store_si512(out + 2 * i, _mm512_unpacklo_epi16(even, odd));
-            _mm512_store_si512(out + 2 * i + 32, _mm512_unpackhi_epi16(even, odd));
+        for (int32_t i = 0; i < width_; i += 32)
+            store_pairs(load_bf16<kType>(values, key, i, dim_), load_bf16<kType>(values, key + 1, i, dim_), out + 2 * i);
+    }
+
+    void pair_whole_values(const TileTokens& values, uint16_t* out) const {
+        for (int32_t key = 0; key < kTileKeys; key += 2) {
+            const std::byte *even = values.token[key], *odd = values.token[key + 1];
+            for (int32_t i = 0; i < 2 * width_; i += 64, out += 64)
+                store_pairs(_mm512_loadu_si512(even + i), _mm512_loadu_si512(odd + i), out);
         }
+    }
+
+    // Words of two tokens alternate. Of 32 dims, dims 0..3, 8..11, 16..19 and 24..27 come first.
+    static void store_pairs(__m512i even, __m512i odd, uint16_t* out) {
+        _mm512_store_si512(out, _mm512_unpacklo_epi16(even, odd));
+        _mm512_store_si512(out + 32, _mm512_unpackhi_epi16(even, odd));
     }
 
     // Queries as a product wants them: for 32 dims, 16 rows of N pairs. Kept while the rows stay the same.
@@ -193,7 +223,7 @@ private:
         set_shapes<N>();
         score<N>(queries);
         if (op_.softcap > 0) cap(num_keys_ * N);
-        if (!lanes.all_see(first_key_, first_key_ + num_keys_)) hide_unseen<N>(scores_, first_key_, num_keys_, lanes);
+        hide_unseen<N>(scores_, first_key_, num_keys_, lanes);
         const __m512 most = largest_scores<N>(scores_, num_keys_);
         const __m512 total = weigh<N>(scores_, num_keys_, most, weights_);
         const auto is_row = static_cast<__mmask16>((1U << num_rows) - 1);
@@ -210,16 +240,17 @@ private:
     }
 
     template <int N> void score(const uint16_t* queries) {
+        const int64_t stride = 2 * width_;
         for (int32_t key = 0; key < num_keys_; key += 32) {
             const std::byte *first = key_rows_[key / 16], *last = key_rows_[key / 16 + 1];
             _tile_zero(0);
             _tile_zero(1);
             for (int32_t i = 0; i < width_; i += 32) {
                 _tile_loadd(2, queries + i * N, 4 * N);
-                _tile_loadd(3, first + 2 * i, 2 * width_);
+                _tile_loadd(3, first + 2 * i, stride);
                 _tile_dpbf16ps(0, 3, 2);
-                _tile_loadd(3, last + 2 * i, 2 * width_);
-                _tile_dpbf16ps(1, 3, 2);
+                _tile_loadd(4, last + 2 * i, stride);
+                _tile_dpbf16ps(1, 4, 2);
             }
             _tile_stored(0, scores_ + key * N, 4 * N);
             _tile_stored(1, scores_ + (key + 16) * N, 4 * N);

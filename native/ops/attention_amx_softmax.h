@@ -8,57 +8,72 @@
 
 #if defined(__AMX_BF16__)
 
+#include <algorithm>
 #include <cfloat>
+#include <limits>
 
+#include "core/rows.h"
 #include "ops/transpose16.h"
 
 namespace kvarto::KVARTO_ISA {
 
 inline constexpr int32_t kStripKeys = 256;
 
-// 2^x for x up to 0, exactly 1 at 0 and 0 at -inf; to 1e-4 for weights, which keep eight bits, and to 1e-7 for factors.
+// 2^x for x up to 0, exactly 1 at 0 and 0 at -inf: 2^floor(x) times a polynomial of what is left, in [0, 1). To 1e-4
+// for weights, which keep eight bits, and to 1e-7 for factors; least relative error, by Lawson's iteration.
 template <class... Coefficients> inline __m512 exp2_of(__m512 x, float last, Coefficients... lower) {
-    const __m512 r = _mm512_reduce_ps(x, 0x00);  // less the nearest integer
+    const __m512 rest = _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF);
     __m512 p = _mm512_set1_ps(last);
-    ((p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(lower))), ...);
-    return _mm512_scalef_ps(p, _mm512_sub_ps(x, r));
+    ((p = _mm512_fmadd_ps(p, rest, _mm512_set1_ps(lower))), ...);
+    return _mm512_scalef_ps(p, x);  // takes the floor by itself
 }
-inline __m512 weight_of(__m512 x) { return exp2_of(x, 0.055008931F, 0.242210959F, 0.693282927F, 1.0F); }
+inline __m512 weight_of(__m512 x) { return exp2_of(x, 0.077067042F, 0.227644991F, 0.695116786F, 1.0F); }
 
 struct FastFactor {
     F32x16 operator()(F32x16 x) const {
-        return {exp2_of(x.v, 1.32647272e-3F, 9.67151264e-3F, 5.55073374e-2F, 0.240222421F, 0.693146978F, 1.0F)};
+        return {exp2_of(x.v, 1.86713007e-3F, 9.01703032e-3F, 5.57999131e-2F, 0.24016445F, 0.693151312F, 1.0F)};
     }
 };
 
 // The queries of a block, one to a lane, N of them again and again.
 template <int N> struct QueryLanes {
-    __m512i first_key, end_key;  // what they see
-    __m512i key_of_lane;         // 0 .. 16 / N - 1
+    __m512i first_key, end_key;      // what they see
+    __m512i key_of_lane;             // 0 .. 16 / N - 1
+    int32_t last_first, least_end;   // keys from the one to the other are seen by all
 
-    QueryLanes(const int32_t* first_keys, const int32_t* end_keys, int32_t num_rows) {
-        alignas(64) int32_t first[16], end[16], key[16];
+    QueryLanes(const int32_t* first_keys, const int32_t* end_keys, int32_t num_rows)
+        : last_first(*std::max_element(first_keys, first_keys + num_rows)),
+          least_end(*std::min_element(end_keys, end_keys + num_rows)) {
+        alignas(64) int32_t first[16] = {}, end[16] = {}, key[16];
         for (int lane = 0; lane < 16; ++lane) {
-            const bool is_row = lane % N < num_rows;
-            first[lane] = is_row ? first_keys[lane % N] : 0;
-            end[lane] = is_row ? end_keys[lane % N] : 0;
             key[lane] = lane / N;
+            if (lane % N >= num_rows) continue;
+            first[lane] = first_keys[lane % N];
+            end[lane] = end_keys[lane % N];
         }
         first_key = _mm512_load_si512(first), end_key = _mm512_load_si512(end), key_of_lane = _mm512_load_si512(key);
     }
-    bool all_see(int32_t first, int32_t end) const {
-        return _mm512_reduce_max_epi32(first_key) <= first && _mm512_reduce_min_epi32(end_key) >= end;
-    }
 };
 
-template <int N> inline void hide_unseen(float* scores, int32_t first_key, int32_t num_keys, const QueryLanes<N>& lanes) {
+// Sets the scores of keys [begin, end) of the strip to -inf where a query does not see them.
+template <int N>
+inline void hide(float* scores, int32_t first_key, int32_t begin, int32_t end, const QueryLanes<N>& lanes) {
     const __m512 unseen = _mm512_set1_ps(-std::numeric_limits<float>::infinity());
-    __m512i key = _mm512_add_epi32(lanes.key_of_lane, _mm512_set1_epi32(first_key));
-    for (int32_t i = 0; i < num_keys * N; i += 16) {
-        const __mmask16 seen = _mm512_cmpge_epi32_mask(key, lanes.first_key) & _mm512_cmplt_epi32_mask(key, lanes.end_key);
+    __m512i key = _mm512_add_epi32(lanes.key_of_lane, _mm512_set1_epi32(first_key + begin));
+    for (int32_t i = begin * N; i < end * N; i += 16) {
+        const __mmask16 is_in_time = _mm512_cmplt_epi32_mask(key, lanes.end_key);
+        const __mmask16 seen = _mm512_mask_cmpge_epi32_mask(is_in_time, key, lanes.first_key);
         _mm512_store_ps(scores + i, _mm512_mask_mov_ps(unseen, seen, _mm512_load_ps(scores + i)));
         key = _mm512_add_epi32(key, _mm512_set1_epi32(16 / N));
     }
+}
+
+template <int N>
+inline void hide_unseen(float* scores, int32_t first_key, int32_t num_keys, const QueryLanes<N>& lanes) {
+    const int32_t seen_by_all = std::clamp(lanes.last_first - first_key, 0, num_keys);
+    const int32_t seen_end = std::clamp(lanes.least_end - first_key, seen_by_all, num_keys);
+    hide<N>(scores, first_key, 0, static_cast<int32_t>(align_up(seen_by_all, 4)), lanes);
+    hide<N>(scores, first_key, seen_end / 4 * 4, num_keys, lanes);
 }
 
 inline __m512 swap_halves(__m512 x) { return _mm512_shuffle_f32x4(x, x, 0x4E); }

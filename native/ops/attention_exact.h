@@ -8,6 +8,8 @@
 // turn the keys over, below what it takes to read them from memory.
 #pragma once
 
+#include <limits>
+
 #include "ops/attention_keys.h"
 #include "ops/attention_rows.h"
 #include "ops/lanes.h"
@@ -24,8 +26,8 @@ inline constexpr int kBlockRows = 2, kBlockVectors = 2;  // eight of sixteen, tw
 
 // c[r][0..16 V) += sum over k of a[r][k] * b[k][0..16 V), k ascending.
 template <int R, int V>
-inline void multiply_block(const float* a, int64_t a_stride, const float* b, int64_t b_stride, int32_t first, int32_t end,
-                           float* c, int64_t c_stride) {
+inline void multiply_block(const float* a, int64_t a_stride, const float* b, int64_t b_stride, int32_t first,
+                           int32_t end, float* c, int64_t c_stride) {
     F32x16 sums[R][V];
     for (int r = 0; r < R; ++r)
         for (int v = 0; v < V; ++v) sums[r][v] = F32x16::load(c + r * c_stride + 16 * v);
@@ -41,22 +43,18 @@ inline void multiply_block(const float* a, int64_t a_stride, const float* b, int
         for (int v = 0; v < V; ++v) sums[r][v].store(c + r * c_stride + 16 * v);
 }
 
+// The same for `num_vectors` vectors and 1 to `kBlockRows` rows. A chain's order is the same in every block.
 template <int R>
-inline void multiply_rows(const float* a, int64_t a_stride, const float* b, int64_t b_stride, int32_t first, int32_t end,
-                          float* c, int64_t c_stride, int32_t num_vectors) {
+inline void multiply(const float* a, int64_t a_stride, const float* b, int64_t b_stride, int32_t first, int32_t end,
+                     float* c, int64_t c_stride, int32_t num_rows, int32_t num_vectors) {
+    if constexpr (R > 1)
+        if (num_rows < R)
+            return multiply<R - 1>(a, a_stride, b, b_stride, first, end, c, c_stride, num_rows, num_vectors);
     int32_t v = 0;
     for (; v + kBlockVectors <= num_vectors; v += kBlockVectors)
         multiply_block<R, kBlockVectors>(a, a_stride, b + 16 * v, b_stride, first, end, c + 16 * v, c_stride);
     for (; v < num_vectors; ++v)
         multiply_block<R, 1>(a, a_stride, b + 16 * v, b_stride, first, end, c + 16 * v, c_stride);
-}
-
-inline void multiply(const float* a, int64_t a_stride, const float* b, int64_t b_stride, int32_t first, int32_t end,
-                     float* c, int64_t c_stride, int32_t num_rows, int32_t num_vectors) {
-    if (num_rows == kBlockRows)
-        return multiply_rows<kBlockRows>(a, a_stride, b, b_stride, first, end, c, c_stride, num_vectors);
-    for (int32_t r = 0; r < num_rows; ++r)
-        multiply_rows<1>(a + r * a_stride, a_stride, b, b_stride, first, end, c + r * c_stride, c_stride, num_vectors);
 }
 
 // Exactly 1 at 0, exactly 0 far below: taking away the least result of `exp` changes nothing above 1e-30.
@@ -69,11 +67,11 @@ class ExactPath {
 public:
     static constexpr int32_t kSpanTiles = 16;
     static constexpr int32_t kShareTiles = 1;
+    static constexpr bool kAddsUp = true;  // to sums that are 0 at first
     using Factor = ExactFactor;
 
-    ExactPath(const AttentionOp& op, const StepView& step, Memory memory)
+    ExactPath(const AttentionOp& op, Memory memory)
         : op_(op),
-          step_(step),
           pages_(op.pages, op.layer_slot, op.heads),
           dim_(op.heads.head_dim),
           width_(padded_dim(op.heads)),
@@ -87,7 +85,7 @@ public:
         for (int32_t r = 0; r < rows.num_rows; ++r) {
             const float* head = op_.qkv.f32(rows.token[r]) + rows.head[r] * dim_;
             float* query = queries_ + r * width_;
-            each_vector(dim_, [&](int32_t i, int32_t count) { (load_first(head + i, count) * scale).store(query + i); });
+            each_vector(dim_, [&](int32_t i, int32_t n) { (load_first(head + i, n) * scale).store(query + i); });
         }
     }
 
@@ -138,12 +136,13 @@ private:
         begin = std::max(begin, 0), end = std::min(end, kTileKeys);
         if (begin >= end) return;
         std::fill_n(scores_, num_rows * kTileKeys, 0.0F);
-        multiply(queries_ + row * width_, width_, keys_, kTileKeys, 0, dim_, scores_, kTileKeys, num_rows, kTileKeys / 16);
+        multiply<kBlockRows>(queries_ + row * width_, width_, keys_, kTileKeys, 0, dim_, scores_, kTileKeys, num_rows,
+                             kTileKeys / 16);
         for (int32_t r = 0; r < num_rows; ++r)
             weigh(scores_ + r * kTileKeys, rows.first_key[row + r] - first_key, rows.end_key[row + r] - first_key,
                   row + r, sums);
-        multiply(scores_, kTileKeys, values_, width_, begin, end, sums.values + row * width_, width_, num_rows,
-                 (dim_ + 15) / 16);
+        multiply<kBlockRows>(scores_, kTileKeys, values_, width_, begin, end, sums.values + row * width_, width_,
+                             num_rows, (dim_ + 15) / 16);
     }
 
     // Turns a row's scores into weights, and scales what the row has so far to the new maximum.
@@ -179,7 +178,6 @@ private:
     }
 
     const AttentionOp& op_;
-    const StepView& step_;
     const LayerPages pages_;
     const int32_t dim_;
     const int64_t width_;

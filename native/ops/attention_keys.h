@@ -10,21 +10,29 @@ namespace kvarto::KVARTO_ISA {
 struct TileTokens {
     const std::byte* token[kTileKeys];
     const float* scale[kTileKeys];  // of int8 only
+    bool is_whole = true;           // all 64 are there
 
-    TileTokens(const LayerPages& pages, const int32_t* table, int32_t context, int32_t tile, int32_t head, Plane which) {
+    TileTokens(const LayerPages& pages, const int32_t* table, int32_t context, int32_t tile, int32_t head,
+               Plane which) {
         const int32_t first = tile * kTileKeys, end = std::min(first + kTileKeys, context);
         int32_t key = first;
         while (key < end) {
             const int32_t offset = key % pages.page_size, page = table[key / pages.page_size];
             const int32_t run = std::min(pages.page_size - offset, end - key);
-            if (page < 0) std::fill_n(token + (key - first), run, nullptr);
-            if (page >= 0) add_run(pages, pages.plane(page, head, which), offset, key - first, run);
+            if (page >= 0)
+                add_run(pages, pages.plane(page, head, which), offset, key - first, run);
+            else
+                leave_out(key - first, run);
             key += run;
         }
-        std::fill(token + (key - first), token + kTileKeys, nullptr);
+        if (key < first + kTileKeys) leave_out(key - first, first + kTileKeys - key);
     }
 
 private:
+    void leave_out(int32_t first, int32_t run) {
+        std::fill_n(token + first, run, nullptr);
+        is_whole = false;
+    }
     void add_run(const LayerPages& pages, const HeadPlane& plane, int32_t offset, int32_t first, int32_t run) {
         for (int32_t i = 0; i < run; ++i) token[first + i] = plane.token(offset + i, pages.token_bytes);
         if (plane.scales == nullptr) return;

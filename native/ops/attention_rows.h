@@ -31,6 +31,12 @@ struct UnitRows {
     }
 };
 
+// A span's sums of some rows, to be added to those of the spans before it.
+struct SpanSums {
+    const float *maximum, *total, *values;
+    int64_t width;
+};
+
 // Softmax under way: the largest score, the sum of weights, the weighted sum of values, relative to that score.
 struct Sums {
     float* maximum;  // [kUnitRows]
@@ -49,22 +55,26 @@ struct Sums {
         std::fill_n(total, kUnitRows, 0.0F);
         std::fill_n(values, num_rows * width, 0.0F);
     }
+    operator SpanSums() const { return {maximum, total, values, width}; }
 };
 
-// Adds a span's sums of one row to those of the spans before it. `factor` is the exponential of numbers up to 0.
-template <class Factor>
-inline void merge_row(Sums& sums, int32_t row, float maximum, float total, const float* values, Factor factor) {
-    const F32x16 before = F32x16::set1(sums.maximum[row]), added = F32x16::set1(maximum);
-    const F32x16 most = max(added, before);
-    const F32x16 keep = factor(before - most), scale = factor(added - most);
-    float* out = sums.values + row * sums.width;
-    for (int64_t i = 0; i < sums.width; i += 16)
-        fma(F32x16::load(values + i), scale, F32x16::load(out + i) * keep).store(out + i);
-    float lanes[16];
-    fma(F32x16::set1(total), scale, F32x16::set1(sums.total[row]) * keep).store(lanes);
-    sums.total[row] = lanes[0];
-    most.store(lanes);
-    sums.maximum[row] = lanes[0];
+// `factor` is the exponential of numbers up to 0. Sixteen rows at a time, of which the last may be beyond the end.
+template <class Factor> inline void merge(Sums& sums, const SpanSums& span, int32_t num_rows, Factor factor) {
+    for (int32_t row = 0; row < num_rows; row += 16) {
+        const F32x16 before = F32x16::load(sums.maximum + row), added = F32x16::load(span.maximum + row);
+        const F32x16 most = max(added, before), keep = factor(before - most), scale = factor(added - most);
+        most.store(sums.maximum + row);
+        fma(F32x16::load(span.total + row), scale, F32x16::load(sums.total + row) * keep).store(sums.total + row);
+        float keeps[16], scales[16];
+        keep.store(keeps), scale.store(scales);
+        for (int32_t r = row; r < std::min(row + 16, num_rows); ++r) {
+            const F32x16 kept = F32x16::set1(keeps[r - row]), scaled = F32x16::set1(scales[r - row]);
+            const float* values = span.values + r * span.width;
+            float* out = sums.values + r * sums.width;
+            for (int64_t i = 0; i < sums.width; i += 16)
+                fma(F32x16::load(values + i), scaled, F32x16::load(out + i) * kept).store(out + i);
+        }
+    }
 }
 
 // Writes values / total of one row where its head goes in `out`. Adding 0 makes every zero positive: tiles in which a
@@ -72,8 +82,8 @@ inline void merge_row(Sums& sums, int32_t row, float maximum, float total, const
 inline void write_out(const AttentionOp& op, int32_t token, int32_t head, float total, const float* values) {
     const int32_t dim = op.heads.head_dim;
     alignas(64) float row[kMaxHeadDim];
-    const F32x16 divisor = F32x16::set1(total);
-    for (int32_t i = 0; i < dim; i += 16) (F32x16::load(values + i) / divisor + F32x16::zero()).store(row + i);
+    const F32x16 inverse = F32x16::set1(1.0F / total);
+    for (int32_t i = 0; i < dim; i += 16) fma(F32x16::load(values + i), inverse, F32x16::zero()).store(row + i);
     const int32_t first = head * dim;
     if (op.out.form == RowForm::kF32) {
         std::copy_n(row, dim, op.out.f32(token) + first);

@@ -28,7 +28,7 @@ private:
 // Elements of a row of sums: whole pairs of vectors.
 constexpr int64_t padded_dim(const HeadShape& heads) { return align_up(heads.head_dim, 32); }
 
-// A row of sums set aside: values, then maximum and total.
+// Floats of a row of sums set aside: values, maximum and total, and its share of the padding to sixteen rows.
 constexpr int64_t partial_floats(const HeadShape& heads) { return padded_dim(heads) + 16; }
 
 // What one thread computes in; both ways to compute fit.

@@ -46,8 +46,8 @@ struct LayerPages {
 
     HeadPlane plane(int64_t page, int32_t head, Plane which) const {
         std::byte* start = first + page * page_bytes + static_cast<int64_t>(which) * plane_bytes;
-        auto* scales = type == KVType::kInt8 ? reinterpret_cast<float*>(start + codes_bytes) + head * page_size : nullptr;
-        return {start + head * head_bytes, scales};
+        auto* scales = reinterpret_cast<float*>(start + codes_bytes) + head * page_size;
+        return {start + head * head_bytes, type == KVType::kInt8 ? scales : nullptr};
     }
 };
 

@@ -10,7 +10,7 @@ import numpy as np
 from kvarto.core import _native
 from kvarto.core.dtype import DType
 from kvarto.core.kv_format import KVFormat
-from kvarto.core.ops import Attention, HeadShape
+from kvarto.core.ops import Attention
 from kvarto.core.step import Step, StepResult
 
 Array = np.ndarray[Any, Any]
@@ -21,6 +21,8 @@ KV_TYPES = (DType.F32, DType.F16, DType.BF16, DType.I8)
 GROUP = 32
 """Elements of a quantised row that share a scale."""
 _MAX_POSITIONS = 1 << 20
+_GUARD_BYTES = 1 << 16
+"""Behind the scratch; never written."""
 
 
 @dataclass(frozen=True)
@@ -54,13 +56,11 @@ class PagedOps:
         )
         sizes = [limits.max_tokens * 4 * heads.width, limits.max_tokens * 4 * width, num_pages * kv.page_bytes]
         starts = np.cumsum([0, *(-(-size // 64) * 64 for size in sizes)])
-        self._arena = nan_bytes(int(starts[-1]) + scratch_bytes)
+        self._arena = nan_bytes(int(starts[-1]) + scratch_bytes + _GUARD_BYTES)
         self._kv, self._num_pages, self._width, self._is_int8 = kv, num_pages, width, is_int8_out
         qkv = _native.ops.Rows(int(starts[0]), 4 * heads.width, heads.width, limits.max_tokens)
         out = _native.ops.Rows(int(starts[1]), 4 * width, width, limits.max_tokens, is_int8_out)
-        pages = _native.ops.Pages(
-            int(starts[2]), kv.page_bytes, kv.layer_bytes, kv.page_size, KV_TYPES.index(kv.dtype)
-        )
+        pages = _native.ops.Pages(int(starts[2]), kv.page_bytes, kv.layer_bytes, kv.page_size, KV_TYPES.index(kv.dtype))
         self._qkv = self._arena[starts[0] : starts[1]].view(np.float32)
         self._out = self._arena[starts[1] : starts[2]]
         self.pages = self._arena[starts[2] : starts[2] + num_pages * kv.page_bytes].reshape(num_pages, -1)
@@ -84,22 +84,15 @@ class PagedOps:
         self._load(qkv)
         _run(self._write, step)
 
-    def load(self, qkv: Array) -> None:
-        """Put rows in the `qkv` buffer, for calls of `run_attention`."""
-        self._load(qkv)
-
     def attend(self, qkv: Array, step: Step) -> Array:
         """`[num_tokens, width]` float32; where `out` is quantised, what its codes mean."""
         self._load(qkv)
         _run(self._attend, step)
+        assert (self._arena[-_GUARD_BYTES:] == 0xFF).all(), "attention wrote beyond its scratch"
         return self._float_rows(step.num_tokens)
 
-    def run_attention(self, step: Step) -> None:
-        """The op alone, on what `load` put there."""
-        _run(self._attend, step)
-
     def planes(self, page: int, layer_slot: int) -> tuple[Array, Array]:
-        """Codes or elements `[plane, kv head, token, dim]` and scales `[plane, kv head, token]` (empty but for int8)."""
+        """Elements or codes `[plane, kv head, token, dim]`; and scales `[plane, kv head, token]`, if any."""
         kv = self._kv
         layer = self.pages[page, layer_slot * kv.layer_bytes :][: kv.layer_bytes].reshape(2, -1)
         shape = (2, kv.num_kv_heads, kv.page_size, kv.head_dim)
@@ -125,8 +118,8 @@ class PagedOps:
 
 
 def _run(program: Any, step: Step) -> None:
-    none = np.zeros((0, 0), np.int32)
-    result = StepResult(np.zeros(0, np.int32), np.zeros(0, np.float32), none, none.astype(np.float32), np.zeros(0, bool))
+    ids, floats = np.zeros((0, 0), np.int32), np.zeros((0, 0), np.float32)
+    result = StepResult(ids.reshape(0), floats.reshape(0), ids, floats, np.zeros(0, bool))
     program.run(step, step.page_tables, step.slot_mapping, result)
 
 
@@ -135,5 +128,3 @@ def nan_bytes(size_bytes: int) -> Array:
     padded = np.full(size_bytes + 64, 0xFF, np.uint8)
     start = -padded.ctypes.data % 64
     return padded[start : start + size_bytes]
-
-
