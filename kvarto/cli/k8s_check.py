@@ -60,9 +60,10 @@ def k8s_check(
         fixed, _ = correct(documents, options)
         for source in sources:
             mine = [fixed.pop(0) for _ in source.documents]
-            source.put(mine if dump_all(mine) != dump_all(source.documents) else None, writes=fix)
+            source.put(source.write(mine) if dump_all(mine) != dump_all(source.documents) else source.text, writes=fix)
     if as_json:
-        print(json.dumps([{"file": places[each.document], **each.as_dict()} for each in findings], indent=2))
+        listed = [{"file": places[each.document], **each.as_dict()} for each in findings]
+        print(json.dumps(listed, indent=2, default=str))
     else:
         for each in findings:
             print(_line(places[each.document], each), file=sys.stderr if fix and STDIN in files else sys.stdout)
@@ -77,17 +78,22 @@ class _Source:
     text: str
     documents: list[Any]
 
-    def put(self, fixed: list[Any] | None, *, writes: bool) -> None:
-        """Write the corrected documents, or print how they differ; None where nothing changed."""
+    def write(self, documents: list[Any]) -> str:
+        """Documents in the form of this text: JSON, or YAML with its habits."""
         from kvarto.cluster.yaml_text import dump_all
 
-        text = self.text if fixed is None else dump_all(fixed)
+        if self.text.lstrip().startswith("{") and len(documents) == 1:
+            return json.dumps(documents[0], indent=2, default=str) + "\n"
+        return dump_all(documents, like=self.text)
+
+    def put(self, text: str, *, writes: bool) -> None:
+        """Write the corrected text where this one came from, or print how they differ."""
         if not writes:
             lines = difflib.unified_diff(self.text.splitlines(True), text.splitlines(True), self.name, self.name)
-            sys.stdout.writelines(lines if fixed is not None else ())
+            sys.stdout.writelines(lines)
         elif self.name == STDIN:
             sys.stdout.write(text)
-        elif fixed is not None:
+        elif text != self.text:
             Path(self.name).write_text(text)
 
 

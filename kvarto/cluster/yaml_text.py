@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -37,10 +38,13 @@ def dump(document: Any) -> str:
     return dump_all([document])
 
 
-def dump_all(documents: Sequence[Any]) -> str:
-    """Documents with `---` between them."""
-    stream = io.StringIO()
-    _yaml().dump_all(documents, stream)
+def dump_all(documents: Sequence[Any], *, like: str = "") -> str:
+    """Documents with `---` between them. `like` is text whose habits to follow: a `---` at the start, dashes set in."""
+    yaml, stream = _yaml(), io.StringIO()
+    yaml.explicit_start = like.startswith("---") or None
+    offset = _dash_offset(like)
+    yaml.indent(mapping=2, sequence=2 + offset, offset=offset)
+    yaml.dump_all(documents, stream)
     return stream.getvalue()
 
 
@@ -60,8 +64,13 @@ def _yaml() -> YAML:
     yaml = YAML(typ="rt", pure=True)
     yaml.width = _LINE_WIDTH
     yaml.preserve_quotes = True
-    yaml.indent(mapping=2, sequence=2, offset=0)
     return yaml
+
+
+def _dash_offset(text: str) -> int:
+    """How far dashes stand to the right of the key above them, in the first list of a text."""
+    match = re.search(r"^( *)[^\s#-][^\n]*:[ \t]*\n( *)- ", text, re.MULTILINE)
+    return max(0, len(match[2]) - len(match[1])) if match else 0
 
 
 def _one_line(error: YAMLError) -> str:

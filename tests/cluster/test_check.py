@@ -201,6 +201,18 @@ def test_what_is_right_but_unusual_is_left_alone(options: ClusterOptions) -> Non
     assert check(load_all(RIGHT), options) == []
 
 
+def test_what_stands_in_the_wrong_place_is_not_thrown_away() -> None:
+    """A limit outside `resources` is no typing error: only a person knows what was meant."""
+    documents = correct_manifests("hami")
+    server = of_kind(documents, "Deployment")["spec"]["template"]["spec"]["containers"][0]
+    server["limits"] = server["resources"].pop("limits")
+    server["resources"].pop("requests")
+    server["args"] = ["serve", "demo"]
+    fixed, left = correct(documents, OPTIONS)
+    assert plain(fixed) == documents
+    assert [(finding.rule, finding.path[-1], finding.edits) for finding in left] == [("schema", "limits", ())]
+
+
 def test_warnings_alone_are_no_errors() -> None:
     documents = correct_manifests("time-slicing")
     of_kind(documents, "Deployment")["spec"]["template"]["spec"]["containers"][0].update(image="other", args=[])

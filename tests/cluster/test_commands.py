@@ -150,6 +150,32 @@ def test_check_shows_and_writes_corrections(wrong: Path, capsys: Captured) -> No
     assert run(["k8s", "check", str(wrong), "--card", "H100"]) == 0
 
 
+@pytest.mark.parametrize("form", ["json", "offset", "start"])
+def test_corrections_keep_the_form_of_a_file(form: str, tmp_path: Path) -> None:
+    text = """\
+apiVersion: v1
+kind: Pod
+metadata:
+  name: chat
+spec:
+  containers:
+    - name: a
+      image: x
+      resources:
+        limits:
+          nvidia.com/gpu: 1
+          nvidia.com/gpumem: 16Gi
+"""
+    if form == "json":
+        text = json.dumps(load_all(text)[0], indent=2) + "\n"
+    if form == "start":
+        text = f"---\n# first\n{text}---\n{text}"
+    path = tmp_path / ("pod.json" if form == "json" else "pod.yaml")
+    path.write_text(text)
+    assert run(["k8s", "check", str(path), "--fix"]) == 1
+    assert path.read_text() == text.replace('"16Gi"', "16384").replace("16Gi", "16384")
+
+
 def test_check_reads_standard_input(wrong: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO(wrong.read_text()))
     assert run(["k8s", "check", "--fix"]) == 1

@@ -165,12 +165,8 @@ class Files:
     @cached_property
     def pods(self) -> list[Pod]:
         """Every pod and template."""
-        found = []
-        for each in self.objects:
-            for path in _pod_paths(each):
-                if isinstance(dig(each.manifest, *path), dict):
-                    found.append(Pod(each, path, self))
-        return found
+        places = ((each, path) for each in self.objects for path in _pod_paths(each))
+        return [Pod(each, path, self) for each, path in places if isinstance(dig(each.manifest, *path), dict)]
 
     @property
     def containers(self) -> Iterator[Container]:

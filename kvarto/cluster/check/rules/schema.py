@@ -50,8 +50,7 @@ def _unknown_field(each: Object, path: tuple[str | int, ...], error: Any) -> Fin
     message = f"`{'.'.join(map(str, full))}` is no field that Kubernetes knows there"
     close = difflib.get_close_matches(str(unknown), [name for name in known if name not in error.instance], 1)
     if not close:
-        message = f"{message}, and it would be dropped; leave it out"
-        return each.finding("schema", full, message, each.edit(*full))
+        return each.finding("schema", full, f"{message}, and it would be dropped; move it to where it belongs")
     value = dig(each.manifest, *full)
     edits: list[Edit] = [each.edit(*path, close[0], value=value), each.edit(*full)]
     return each.finding("schema", full, f"{message}; write `{close[0]}`", *edits)
