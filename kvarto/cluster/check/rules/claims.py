@@ -6,13 +6,15 @@ from collections.abc import Iterator
 from typing import Any
 
 from kvarto.cluster.check.finding import Edit, Finding
-from kvarto.cluster.check.manifests import Files, Object, Pod
+from kvarto.cluster.check.manifests import Container, Files, Object, Pod
 from kvarto.cluster.quantity import parse_quantity
 from kvarto.cluster.schemes import ClusterOptions
 from kvarto.cluster.schemes.dra import GROUP, device_requests, requests_path
 from kvarto.cluster.tree import dig, mapping, mappings, sequence
 from kvarto.core.units import MIB
 
+_CLAIMS = ("resources", "claims")
+"""Of a container."""
 _SERVED = {"v1beta1": ((1, 32), (1, 38)), "v1beta2": ((1, 33), (1, 38)), "v1": ((1, 34), (9, 0))}
 """Versions of the API, the first Kubernetes that serves each and the first that no longer does."""
 _FLAT = frozenset({"v1beta1", "v1alpha3"})
@@ -24,26 +26,14 @@ def pod_claims(files: Files, options: ClusterOptions) -> Iterator[Finding]:
     """The pod declares, the container uses; one without the other gives no device."""
     for pod in files.pods:
         declared = [str(claim.get("name")) for claim in mappings(pod.spec.get("resourceClaims"))]
+        meant = _meant(files, declared)
         used: set[str] = set()
         for container in pod.containers:
-            path = ("resources", "claims")
-            for index, claim in enumerate(mappings(dig(container.manifest, *path))):
+            for index, claim in enumerate(mappings(dig(container.manifest, *_CLAIMS))):
                 name = str(claim.get("name"))
-                used.add(name)
+                used.add(name if name in declared or meant is None else meant)
                 if name not in declared:
-                    right = _declared_elsewhere(files, declared)
-                    message = f"the container uses claim `{name}`, which the pod does not declare"
-                    if right is None:
-                        yield container.finding("claim-undeclared", (*path, index), f"{message}; declare it")
-                    elif right in declared:
-                        edit = container.edit(*path, index, "name", value=right)
-                        message = f"{message}; the pod's claim is `{right}`: write that"
-                        used.add(right)
-                        yield container.finding("claim-undeclared", (*path, index), message, edit)
-                    else:
-                        edit = _declare(pod, name, right)
-                        message = f"{message}; declare it, from the template `{right}`"
-                        yield container.finding("claim-undeclared", (*path, index), message, edit)
+                    yield _undeclared(container, index, name, meant, declared)
         for name in declared:
             if name not in used and pod.containers:
                 yield _unused(pod, name)
@@ -120,12 +110,25 @@ def _version(each: Object) -> str:
     return str(each.manifest["apiVersion"]).partition("/")[2]
 
 
+def _undeclared(container: Container, index: int, name: str, meant: str | None, declared: list[str]) -> Finding:
+    """`meant` is the pod's one claim, or the one template beside a pod that declares none."""
+    path = (*_CLAIMS, index)
+    message = f"the container uses claim `{name}`, which the pod does not declare"
+    if meant is None:
+        return container.finding("claim-undeclared", path, f"{message}; declare it")
+    if meant in declared:
+        edit = container.edit(*path, "name", value=meant)
+        return container.finding("claim-undeclared", path, f"{message}; the pod's claim is `{meant}`: write that", edit)
+    claim = {"name": name, "resourceClaimTemplateName": meant}
+    edit = container.pod.edit("spec", "resourceClaims", value=[claim])
+    return container.finding("claim-undeclared", path, f"{message}; declare it, from the template `{meant}`", edit)
+
+
 def _unused(pod: Pod, name: str) -> Finding:
     first = next(each for each in pod.containers if each.path[1] == "containers" or len(pod.containers) == 1)
-    claims = sequence(dig(first.manifest, "resources", "claims"))
-    path = ("resources", "claims")
+    claims = sequence(dig(first.manifest, *_CLAIMS))
     entry = {"name": name}
-    edit = first.edit(*path, len(claims), value=entry) if claims else first.edit(*path, value=[entry])
+    edit = first.edit(*_CLAIMS, len(claims), value=entry) if claims else first.edit(*_CLAIMS, value=[entry])
     message = (
         f"the pod declares claim `{name}` and no container uses it, so none gets the device; add it to "
         f"`resources.claims` of `{first.manifest.get('name')}`"
@@ -133,16 +136,12 @@ def _unused(pod: Pod, name: str) -> Finding:
     return pod.finding("claim-unused", ("spec", "resourceClaims"), message, edit)
 
 
-def _declared_elsewhere(files: Files, declared: list[str]) -> str | None:
+def _meant(files: Files, declared: list[str]) -> str | None:
     """The one claim that can be meant: the pod's, or the one template beside it."""
     if len(declared) == 1:
         return declared[0]
     templates = [str(dig(each.manifest, "metadata", "name")) for each in files.of_kind("ResourceClaimTemplate")]
     return templates[0] if not declared and len(templates) == 1 else None
-
-
-def _declare(pod: Pod, name: str, template: str) -> Edit:
-    return pod.edit("spec", "resourceClaims", value=[{"name": name, "resourceClaimTemplateName": template}])
 
 
 def _reshape(each: Object, version: str) -> list[Edit]:
