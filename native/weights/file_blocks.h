@@ -35,17 +35,23 @@ template <class T> void interleave(const BlockRows& rows, int64_t offset, int32_
             store(out + (i * kLanes + lane) * kSize, load<T>(rows[lane] + offset + i * kSize));
 }
 
-// Bit 0 of each of eight bytes, side by side. The product adds byte b, moved to bit 56 + b, without carries.
-inline uint32_t gather_bits(uint64_t bytes) {
-    return static_cast<uint32_t>(((bytes & 0x0101010101010101U) * 0x0102040810204080U) >> 56);
+// Swaps the bits of `mask` with those `distance` above them.
+inline uint64_t swap_bits(uint64_t x, uint64_t mask, int32_t distance) {
+    const uint64_t difference = (x ^ x >> distance) & mask;
+    return x ^ difference ^ difference << distance;
 }
 
-// Bits 0..1 of each of eight bytes, side by side: pairs, fours, eights.
-inline uint32_t gather_pairs(uint64_t bytes) {
-    uint64_t x = bytes & 0x0303030303030303U;
-    x = (x | x >> 6) & 0x000F000F000F000FU;
-    x = (x | x >> 12) & 0x000000FF000000FFU;
-    return static_cast<uint32_t>((x | x >> 24) & 0xFFFFU);
+// Eight bytes as a matrix of 8 x 8 bits, transposed: bit i of byte j becomes bit j of byte i.
+inline uint64_t transpose_bits(uint64_t x) {
+    x = swap_bits(x, 0x00AA00AA00AA00AAU, 7);
+    x = swap_bits(x, 0x0000CCCC0000CCCCU, 14);
+    return swap_bits(x, 0x00000000F0F0F0F0U, 28);
+}
+
+// Twice four bytes as matrices of 4 x 4 pairs of bits, transposed each: pair i of byte j becomes pair j of byte i.
+inline uint64_t transpose_pairs(uint64_t x) {
+    x = swap_bits(x, 0x00CC00CC00CC00CCU, 6);
+    return swap_bits(x, 0x0000F0F00000F0F0U, 12);
 }
 
 // K-quants with 256 columns; each writes one panel block.

@@ -73,7 +73,7 @@ void pack_block(const RowShape& shape, const BlockRows& rows, std::byte* out) {
     switch (shape.format) {
         case Format::kF32:
         case Format::kF16:
-        case Format::kBF16: return interleave<uint32_t>(rows, 0, 1, out);
+        case Format::kBF16: return;  // pack_floats
         case Format::kQ8_0: return pack_q8_0(rows, out);
         case Format::kQ4_0: return pack_q4_0(rows, out);
         case Format::kQ4_1: return pack_q4_1(rows, out);
@@ -86,7 +86,18 @@ void pack_block(const RowShape& shape, const BlockRows& rows, std::byte* out) {
     }
 }
 
+// Words of one f32 or two halves; an odd last half has a zero beside it.
+void pack_floats(const RowShape& shape, const BlockRows& rows, std::byte* panel) {
+    const int32_t columns = block_columns(shape.format, 0), num_words = shape.num_columns / columns;
+    interleave<uint32_t>(rows, 0, num_words, panel);
+    if (shape.num_columns % columns == 0) return;
+    std::byte* last = panel + int64_t{num_words} * 4 * kLanes;
+    for (int32_t lane = 0; lane < kLanes; ++lane)
+        store(last + 4 * lane, uint32_t{load<uint16_t>(rows[lane] + int64_t{4} * num_words)});
+}
+
 void pack_panel(const RowShape& shape, BlockRows rows, std::byte* panel) {
+    if (!is_quantised(shape.format)) return pack_floats(shape, rows, panel);
     const int64_t columns = block_columns(shape.format, shape.group_size);
     const int64_t bytes = block_bytes(shape.format, shape.group_size);
     const int64_t file_bytes = file_block_bytes(shape.format, shape.group_size);
@@ -95,9 +106,6 @@ void pack_panel(const RowShape& shape, BlockRows rows, std::byte* panel) {
         panel += bytes;
         for (const std::byte*& row : rows) row += file_bytes;
     }
-    if (shape.num_columns % columns == 0) return;
-    // The odd last column of F16 and BF16: its pair is zero.
-    for (int32_t lane = 0; lane < kLanes; ++lane) store(panel + 4 * lane, uint32_t{load<uint16_t>(rows[lane])});
 }
 
 }  // namespace

@@ -46,24 +46,26 @@ void pack_scales(const BlockRows& rows, int64_t offset, std::byte* out) {
     }
 }
 
-// The fifth bits of sub-block `sub`: bit `sub` of each of 32 bytes.
-void pack_fifth_bits(const BlockRows& rows, int64_t offset, int32_t sub, std::byte* out) {
-    for (int32_t lane = 0; lane < kLanes; ++lane) {
-        uint32_t word = 0;
-        for (int32_t i = 0; i < 4; ++i)
-            word |= gather_bits(load<uint64_t>(rows[lane] + offset + 8 * i) >> sub) << 8 * i;
-        store(out + 4 * lane, word);
-    }
+// The fifth bits of all sub-blocks, 64 bytes each: on file, sub-block s has bit s of each of 32 bytes.
+void pack_fifth_bits(const BlockRows& rows, int64_t offset, std::byte* out) {
+    for (int32_t lane = 0; lane < kLanes; ++lane)
+        for (int32_t i = 0; i < 4; ++i) {
+            const uint64_t by_sub = transpose_bits(load<uint64_t>(rows[lane] + offset + 8 * i));
+            for (int32_t sub = 0; sub < 8; ++sub)
+                store(out + 64 * sub + 4 * lane + i, static_cast<uint8_t>(by_sub >> 8 * sub));
+        }
 }
 
-// Bits 4..5 of a sub-block of Q6_K: two bits at `shift` of each of 32 bytes.
-void pack_high_pairs(const BlockRows& rows, int64_t offset, int32_t shift, std::byte* out) {
-    for (int32_t h = 0; h < 2; ++h)
-        for (int32_t lane = 0; lane < kLanes; ++lane) {
-            const std::byte* bytes = rows[lane] + offset + 16 * h;
-            const uint32_t low = gather_pairs(load<uint64_t>(bytes) >> shift);
-            const uint32_t high = gather_pairs(load<uint64_t>(bytes + 8) >> shift);
-            store(out + 4 * (h * kLanes + lane), low | high << 16);
+// Bits 4..5 of four sub-blocks of Q6_K, 128 bytes each: on file, sub-block s has pair s of each of 32 bytes.
+void pack_high_pairs(const BlockRows& rows, int64_t offset, std::byte* out) {
+    for (int32_t lane = 0; lane < kLanes; ++lane)
+        for (int32_t i = 0; i < 4; ++i) {
+            const uint64_t by_sub = transpose_pairs(load<uint64_t>(rows[lane] + offset + 8 * i));
+            std::byte* halves = out + 64 * (i / 2) + 4 * lane + 2 * (i % 2);
+            for (int32_t sub = 0; sub < 4; ++sub) {
+                store(halves + 128 * sub, static_cast<uint8_t>(by_sub >> 8 * sub));
+                store(halves + 128 * sub + 1, static_cast<uint8_t>(by_sub >> (32 + 8 * sub)));
+            }
         }
 }
 
@@ -80,10 +82,8 @@ void pack_q4_k(const BlockRows& rows, std::byte* out) {
 void pack_q5_k(const BlockRows& rows, std::byte* out) {
     interleave<uint16_t>(rows, 0, 2, out);
     pack_scales(rows, 4, out + 64);
-    for (int32_t sub = 0; sub < 8; ++sub) {
-        pack_fifth_bits(rows, 16, sub, out + 256 + 64 * sub);
-        pack_nibbles(rows, 48 + 32 * (sub / 2), sub % 2, out + 768 + 256 * sub);
-    }
+    pack_fifth_bits(rows, 16, out + 256);
+    for (int32_t sub = 0; sub < 8; ++sub) pack_nibbles(rows, 48 + 32 * (sub / 2), sub % 2, out + 768 + 256 * sub);
 }
 
 // nibbles 128 | high pairs 64 | scales i8 16 | d f16: by halves of 128 columns, in each of which 64 bytes of nibbles
@@ -91,10 +91,10 @@ void pack_q5_k(const BlockRows& rows, std::byte* out) {
 void pack_q6_k(const BlockRows& rows, std::byte* out) {
     interleave<uint16_t>(rows, 208, 1, out);
     interleave<uint8_t>(rows, 192, 16, out + 32);
-    for (int32_t sub = 0; sub < 8; ++sub) {
-        const int32_t half = sub / 4, quarter = sub % 4;
-        pack_high_pairs(rows, 128 + 32 * half, 2 * quarter, out + 288 + 128 * sub);
-        pack_nibbles(rows, 64 * half + 32 * (quarter % 2), quarter / 2, out + 1312 + 256 * sub);
+    for (int32_t half = 0; half < 2; ++half) {
+        pack_high_pairs(rows, 128 + 32 * half, out + 288 + 512 * half);
+        for (int32_t quarter = 0; quarter < 4; ++quarter)
+            pack_nibbles(rows, 64 * half + 32 * (quarter % 2), quarter / 2, out + 1312 + 256 * (4 * half + quarter));
     }
 }
 
