@@ -88,7 +88,8 @@ Candidates candidates_of(const Sampler& sampler) { return {sampler.scratch.ids, 
 int32_t drawn_token(const Sampler& sampler) {
     const LogitsRow row = sampler.is_changed() ? changed(sampler) : sampler.row;
     const DrawRules rules(sampler.step.sampling, sampler.s);
-    if (rules.temperature == 0.0F) return arg_max(row);
+    const int32_t likeliest = arg_max(row);
+    if (rules.temperature == 0.0F || !std::isfinite(row.logits[likeliest])) return likeliest;  // all may be forbidden
     Candidates candidates = candidates_of(sampler);
     return draw(row, rules, candidates, sampler.scratch.chunk_work);
 }
