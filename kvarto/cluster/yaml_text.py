@@ -17,7 +17,7 @@ except ImportError as error:
 
 _LINE_WIDTH = 1 << 16
 """Long values stay on one line: a folded command line can't be copied."""
-MAX_NODES = 1_000_000
+MAX_NODES = 200_000
 """Of a document with its aliases written out. A few lines of aliases can stand for more than any machine holds."""
 
 
