@@ -24,7 +24,7 @@ from kvarto.engine.faults import abort_on
 from kvarto.engine.loop import EngineLoop, EngineParts
 from kvarto.engine.malloc import trim_heap
 from kvarto.engine.messages import Ready, Stats
-from kvarto.engine.phases import Phases
+from kvarto.engine.phases import ByteCount, Phases
 from kvarto.engine.scheduler import Scheduler
 from kvarto.engine.settings import check_settings, open_backend, plan_layout, row_major_dtype
 from kvarto.engine.validate import ModelLimits
@@ -127,10 +127,12 @@ def build(
     clock: Clock | None = None,
     backend: Backend | None = None,
     on_phase: Callable[[str], None] = lambda name: None,
+    on_progress: Callable[[float], None] = lambda fraction: None,
 ) -> Engine:
     """Load the model and wire an engine to `channel`. Raises KvartoError, and leaves no memory behind then.
 
-    `backend` takes the place of the one that `config.device` names; `on_phase` hears the name of each phase of loading.
+    `backend` takes the place of the one that `config.device` names; `on_phase` hears the name of each phase of loading,
+    `on_progress` how far the one that reads weights is.
     """
     clock = clock or MonotonicClock()
     phases = Phases(clock, on_phase)
@@ -140,7 +142,7 @@ def build(
     try:
         with phases.phase("plan memory"):
             layout = plan_layout(config, program, backend)
-        return _open(config, channel, clock, phases, _Model(files, program, layout, backend))
+        return _open(config, channel, clock, phases, _Model(files, program, layout, backend), on_progress)
     finally:
         files.close()
 
@@ -153,14 +155,22 @@ class _Model:
     backend: Backend
 
 
-def _open(config: EngineConfig, channel: Channel, clock: Clock, phases: Phases, model: _Model) -> Engine:
+def _open(
+    config: EngineConfig,
+    channel: Channel,
+    clock: Clock,
+    phases: Phases,
+    model: _Model,
+    on_progress: Callable[[float], None],
+) -> Engine:
     backend, layout, program = model.backend, model.layout, model.program
     with phases.phase("reserve memory"):
         backend.open(program, layout)
     try:
         with phases.phase("load weights"):
             num_threads = config.threads or read_limits().num_cpus
-            load_weights(program, model.files, backend, num_threads=num_threads)
+            count = ByteCount(sum(weight.size_bytes for weight in program.weights.values()), clock, on_progress)
+            load_weights(program, model.files, backend, count.add, num_threads=num_threads)
             trim_heap()
         with phases.phase("warm up"):
             flops_per_s = measure_flops_per_s(backend, program, layout, clock)

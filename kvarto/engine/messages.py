@@ -86,6 +86,13 @@ class Phase(msgspec.Struct, frozen=True, tag="phase"):
     name: str
 
 
+class Progress(msgspec.Struct, frozen=True, tag="progress"):
+    """How far the running phase of loading is; only long ones say so."""
+
+    fraction: float
+    """0 to 1."""
+
+
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
     """Log-probability of a token, and the likeliest at its place."""
 
@@ -155,4 +162,4 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True, tag="stats"):
 
 
 ToEngine = AddRequest | Cancel | StatsRequest | Shutdown
-FromEngine = Ready | LoadFailed | Phase | StepOut | Stats
+FromEngine = Ready | LoadFailed | Phase | Progress | StepOut | Stats

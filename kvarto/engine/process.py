@@ -19,7 +19,7 @@ from kvarto.engine.assemble import Engine, build
 from kvarto.engine.channel import EXIT_MALFORMED, SocketChannel
 from kvarto.engine.config import EngineConfig
 from kvarto.engine.malloc import keep_heap_small
-from kvarto.engine.messages import LoadFailed, Phase
+from kvarto.engine.messages import LoadFailed, Phase, Progress
 
 EXIT_LOAD_FAILED = 1
 
@@ -56,7 +56,12 @@ def _prepare_process() -> None:
 
 def _load(config: EngineConfig, channel: SocketChannel) -> Engine | None:
     try:
-        engine = build(config, channel, on_phase=lambda name: channel.send(Phase(name)))
+        engine = build(
+            config,
+            channel,
+            on_phase=lambda name: channel.send(Phase(name)),
+            on_progress=lambda fraction: channel.send(Progress(fraction)),
+        )
     except KvartoError as error:
         channel.send(LoadFailed(error=type(error).__name__, message=str(error)))
         return None

@@ -18,7 +18,7 @@ from kvarto.engine.backoff import Backoff
 from kvarto.engine.carried_errors import error_from
 from kvarto.engine.child import ENGINE_COMMAND, EngineChild
 from kvarto.engine.config import EngineConfig
-from kvarto.engine.messages import LoadFailed, Phase, Ready, Stats, StepOut, ToEngine
+from kvarto.engine.messages import LoadFailed, Phase, Progress, Ready, Stats, StepOut, ToEngine
 
 logger = logging.getLogger("kvarto.engine")
 
@@ -57,9 +57,14 @@ Loading = Awaitable[tuple[EngineChild, Ready]]
 
 
 async def load_engine(
-    config: EngineConfig, command: Sequence[str] = ENGINE_COMMAND, on_phase: Callable[[str], None] | None = None
+    config: EngineConfig,
+    command: Sequence[str] = ENGINE_COMMAND,
+    on_phase: Callable[[str], None] | None = None,
+    on_progress: Callable[[float], None] | None = None,
 ) -> tuple[EngineChild, Ready]:
     """Start an engine and wait for its Ready. Whatever goes wrong, no process is left behind.
+
+    `on_phase` hears the names of phases as they begin, `on_progress` how far a long one is.
 
     Raises what the engine could not do, as its own KvartoError.
     """
@@ -69,6 +74,8 @@ async def load_engine(
             message = await child.receive()
             if isinstance(message, Phase) and on_phase is not None:
                 on_phase(message.name)
+            elif isinstance(message, Progress) and on_progress is not None:
+                on_progress(message.fraction)
             elif isinstance(message, LoadFailed):
                 raise error_from(message.error, message.message)
             elif isinstance(message, Ready):

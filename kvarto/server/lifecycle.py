@@ -47,7 +47,7 @@ def run(config: ServerConfig, engine: EngineConfig, *, say: Say = print) -> None
 
 async def _serve(config: ServerConfig, engine: EngineConfig, place: ListeningSocket, phases: Phases, say: Say) -> None:
     ending = Ending(say)
-    loading = asyncio.create_task(load_engine(engine, on_phase=phases.begin))
+    loading = asyncio.create_task(load_engine(engine, on_phase=phases.begin, on_progress=phases.advance))
     try:
         model = await asyncio.to_thread(_open_model, Path(engine.model))
         try:

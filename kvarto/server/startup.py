@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import shlex
+import sys
 import time
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
+from typing import TextIO
 
 from kvarto.engine.messages import Ready
 
 Say = Callable[[str], None]
+_BAR_CELLS = 30
 
 
 def package_version() -> str:
@@ -22,11 +25,19 @@ def package_version() -> str:
 
 
 class Phases:
-    """Prints each phase with its seconds when the next one begins, and remembers the whole."""
+    """Prints each phase with its seconds when the next one begins, and remembers the whole.
 
-    def __init__(self, say: Say, clock: Callable[[], float] = time.monotonic) -> None:
+    How far a long one is, a terminal sees in a line that goes again; a log does not.
+    """
+
+    def __init__(
+        self, say: Say, clock: Callable[[], float] = time.monotonic, terminal: TextIO | None = None
+    ) -> None:
+        """`terminal`: where the line goes; without it, to standard error, if that is one."""
         self._say = say
         self._clock = clock
+        self._terminal = sys.stderr if terminal is None and sys.stderr.isatty() else terminal
+        self._has_bar = False
         self._started_s = self._began_s = clock()
         self._name: str | None = None
 
@@ -35,8 +46,20 @@ class Phases:
         self.end()
         self._name, self._began_s = name, self._clock()
 
+    def advance(self, fraction: float) -> None:
+        """So much of the phase is done."""
+        if self._terminal is not None:
+            bar = ("█" * round(fraction * _BAR_CELLS)).ljust(_BAR_CELLS, "·")
+            self._terminal.write(f"\r  {self._name or '':<16} {bar} {fraction:4.0%}")
+            self._terminal.flush()
+            self._has_bar = True
+
     def end(self) -> None:
         """The last phase ends."""
+        if self._has_bar and self._terminal is not None:
+            self._terminal.write("\r\x1b[K")
+            self._terminal.flush()
+            self._has_bar = False
         if self._name is not None:
             self._say(f"  {self._name:<16} {self._clock() - self._began_s:6.1f} s")
             self._name = None

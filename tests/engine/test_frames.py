@@ -31,6 +31,7 @@ from kvarto.engine.messages import (
     FromEngine,
     LoadFailed,
     Phase,
+    Progress,
     Ready,
     ResumedChoice,
     Shutdown,
@@ -64,6 +65,7 @@ FROM_ENGINE: list[FromEngine] = [
     ),
     LoadFailed(error="BadFile", message="x"),
     Phase("load"),
+    Progress(0.5),
     StepOut(
         step=3,
         tokens=(TokensOut(request_id="a", choice=0, token_ids=(7,), logprobs=(TokenLogprobs(7, -0.5, ((7, -0.5),)),)),),

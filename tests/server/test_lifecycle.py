@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import shutil
@@ -186,3 +187,26 @@ def test_phases_are_told_with_seconds() -> None:
     phases.end()
     assert said == ["  find                1.2 s", "  read                1.8 s"]
     assert phases.total_s == 3.5
+
+
+def test_a_bar_is_drawn_on_a_terminal_and_wiped_off_again() -> None:
+    said: list[str] = []
+    terminal = io.StringIO()
+    phases = Phases(said.append, lambda: 0.0, terminal)
+    phases.begin("load weights")
+    phases.advance(0.5)
+    assert terminal.getvalue() == "\r  load weights     " + "█" * 15 + "·" * 15 + "  50%"
+    phases.begin("warm up")
+    assert terminal.getvalue().endswith("\r\x1b[K"), "wiped before the line with the seconds comes"
+    assert said == ["  load weights        0.0 s"]
+    before = terminal.getvalue()
+    phases.end()
+    assert terminal.getvalue() == before
+
+
+def test_a_log_has_no_bars(capfd: pytest.CaptureFixture[str]) -> None:
+    phases = Phases(lambda line: None)
+    phases.begin("load weights")
+    phases.advance(0.5)
+    phases.end()
+    assert capfd.readouterr() == ("", "")
