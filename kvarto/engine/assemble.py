@@ -36,9 +36,8 @@ from kvarto.memory.transfers import Transfers
 from kvarto.models.base import WeightFiles
 from kvarto.models.config import parse_config
 from kvarto.models.decoder import build_program
-from kvarto.models.files import open_weights
+from kvarto.models.files import model_name, open_weights
 from kvarto.models.loader import check_tensors, load_weights
-from kvarto.models.model import model_name
 from kvarto.models.packing import format_names, pack_matrices
 from kvarto.ops.base import Backend
 from kvarto.planning.cost import RecomputeCost

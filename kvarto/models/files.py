@@ -11,7 +11,7 @@ from kvarto.models.int4 import open_quantised
 from kvarto.models.raw_file import RawFile
 from kvarto.models.safetensors import SafetensorsFiles, refuse_pickle
 
-__all__ = ["TensorInfo", "WeightFiles", "open_weights"]
+__all__ = ["TensorInfo", "WeightFiles", "model_name", "open_weights"]
 
 
 def open_weights(path: Path) -> WeightFiles:
@@ -25,6 +25,15 @@ def open_weights(path: Path) -> WeightFiles:
         raise BadFile(f"`{path}` does not exist; give a model folder, a `.gguf` file, a hub id or `demo`")
     _refuse_others(path)
     return GGUFFiles(path)
+
+
+def model_name(path: Path) -> str:
+    """`org/name` inside a hub's cache, else the last part of the path, without `.gguf`."""
+    for part in path.absolute().parts:
+        if part.startswith("models--"):
+            return part.removeprefix("models--").replace("--", "/")
+    name = path.absolute().name
+    return name.removesuffix(".gguf") or "model"
 
 
 def _open_folder(folder: Path) -> WeightFiles:

@@ -15,7 +15,7 @@ from kvarto.models.base import WeightFiles
 from kvarto.models.chat_template import ChatTemplate
 from kvarto.models.config import parse_config
 from kvarto.models.decoder import build_program
-from kvarto.models.files import open_weights
+from kvarto.models.files import model_name, open_weights
 from kvarto.models.gguf import GGUFFiles
 from kvarto.models.json_file import read_json, read_text
 from kvarto.models.loader import check_tensors
@@ -88,15 +88,6 @@ def open_model(path: Path, dtype: DType) -> Model:
         generation_defaults=opened.generation_defaults,
         max_positions=program.max_positions,
     )
-
-
-def model_name(path: Path) -> str:
-    """`org/name` inside a hub's cache, else the last part of the path, without `.gguf`."""
-    for part in path.absolute().parts:
-        if part.startswith("models--"):
-            return part.removeprefix("models--").replace("--", "/")
-    name = path.absolute().name
-    return name.removesuffix(".gguf") or "model"
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,9 +19,11 @@ from kvarto.models.decoder import build_program
 from kvarto.models.files import open_weights
 from kvarto.models.loader import check_tensors, load_weights
 from kvarto.models.packing import format_names, pack_matrices
+from kvarto.ops.native import NativeBackend
 from tests.models import int4_files
 from tests.models.int4_files import FFN, HIDDEN, SHAPES, all_weights, awq, gptq, gptq_v2, half, pack_quantized
 from tests.models.memory_store import MemoryStore
+from tests.models.paged_model import PagedModel
 from tests.models.test_packing import keep_files
 from tests.ops.native.file_rows import meaning
 
@@ -258,3 +260,27 @@ def test_files_are_closed_after_a_refusal(tmp_path: Path) -> None:
         with pytest.raises(UnsupportedModel):
             open_weights(folder)
     assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+def test_every_layout_of_the_same_weights_gives_the_same_logits(tmp_path: Path) -> None:
+    """Natively, bit for bit; and what the reference backend computes from their values, but for the order of sums."""
+    weights, prompt = all_weights(64), [list(np.random.default_rng(9).integers(0, int4_files.VOCAB, 23))]
+    found, expected = [], None
+    torch.manual_seed(3)
+    embed = {"model.embed_tokens.weight": torch.randn(int4_files.VOCAB, HIDDEN).half()}
+    for layout, (write, config) in LAYOUTS.items():
+        files = open_weights(int4_files.write_model(tmp_path / layout, config(64), write, weights, embed))
+        for backend in (NativeBackend(2, activations="f32"), None)[: 1 if expected is not None else 2]:
+            model = PagedModel(files, files.config, page_size=8, max_tokens=16, backend=backend)
+            logits = model.logits(prompt, seed=4)[0]
+            model.close()
+            if backend is None:
+                expected = logits
+            else:
+                found.append(logits)
+        files.close()
+    assert expected is not None
+    for logits in found:
+        assert np.array_equal(logits, found[0])
+        # Some hundred float32 sums of 256 products deep.
+        assert np.abs(logits - expected).max() <= 1e-4 * np.abs(expected).max()

@@ -15,7 +15,8 @@ import transformers
 
 from kvarto.core.dtype import DType
 from kvarto.core.errors import BadFile, UnsupportedModel
-from kvarto.models.model import model_name, open_model
+from kvarto.models.files import model_name
+from kvarto.models.model import open_model
 
 SIZES: dict[str, Any] = {
     "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4,
