@@ -1,5 +1,6 @@
 #include "bindings/bound_program.h"
 
+#include <algorithm>
 #include <stdexcept>
 #include <utility>
 
@@ -30,6 +31,7 @@ BoundProgram::BoundProgram(const std::string& isa, int32_t num_threads, uintptr_
     : arena_(reinterpret_cast<std::byte*>(arena)),
       arena_bytes_(arena_bytes),
       bounds_(bounds),
+      has_tiles_(isa == "amx"),
       executor_(kernels_of(isa), num_threads) {}
 
 std::byte* BoundProgram::at(int64_t offset, int64_t size_bytes) const {
@@ -78,9 +80,13 @@ KVPages BoundProgram::pages(const PagesAt& pages) const {
 }
 
 LinearOp BoundProgram::linear(const RowsAt& x, const RowsAt& out, const WeightAt& weight, std::optional<int64_t> bias,
-                              bool is_int8, BytesAt scratch) const {
-    return {rows(x),           rows(out),   this->weight(weight), floats(bias, weight.num_rows),
-            products(is_int8), at(scratch), scratch.size_bytes};
+                              Products products, BytesAt scratch) const {
+    LinearOp op{rows(x), rows(out), this->weight(weight), floats(bias, weight.num_rows), products, at(scratch),
+                scratch.size_bytes};
+    const auto is_packed = [](const Part& part) { return is_quantised(part.format); };
+    if (products != Products::kF32 && !std::ranges::all_of(op.weight.parts, is_packed))
+        throw std::invalid_argument("products are float32 where a part of the matrix is not quantised");
+    return op;
 }
 
 void BoundProgram::add_embed(RowsAt out, const WeightAt& table, float scale, std::optional<int64_t> position_table) {
@@ -126,9 +132,12 @@ void BoundProgram::add_gather(RowsAt x, RowsAt out, std::optional<RowsAt> residu
     executor_.add(GatherOp{rows(x), rows(out), rows(residual)});
 }
 
-void BoundProgram::add_linear(RowsAt x, RowsAt out, const WeightAt& weight, std::optional<int64_t> bias, bool is_int8,
-                              BytesAt scratch) {
-    executor_.add(linear(x, out, weight, bias, is_int8, scratch));
+void BoundProgram::add_linear(RowsAt x, RowsAt out, const WeightAt& weight, std::optional<int64_t> bias,
+                              int32_t products, BytesAt scratch) {
+    LinearOp op = linear(x, out, weight, bias, member(products, Products::kBF16), scratch);
+    if (op.products == Products::kBF16 && (!has_tiles_ || op.x.form != RowForm::kF32))
+        throw std::invalid_argument("products in bfloat16 need float32 rows, and matrix tiles: the set `amx`");
+    executor_.add(std::move(op));
 }
 
 void BoundProgram::add_route(RowsAt x, RowsAt ids, RowsAt shares, const WeightAt& weight, int32_t top_k, bool normalise,
@@ -147,7 +156,7 @@ void BoundProgram::add_experts(RowsAt x, RowsAt ids, RowsAt shares, RowsAt out, 
 
 void BoundProgram::add_logits(RowsAt x, RowsAt out, const WeightAt& weight, std::optional<int64_t> bias, float scale,
                               float softcap, bool is_int8, BytesAt scratch, RowsAt summaries) {
-    executor_.add(LogitsOp{linear(x, out, weight, bias, is_int8, scratch), scale, softcap, rows(summaries)});
+    executor_.add(LogitsOp{linear(x, out, weight, bias, products(is_int8), scratch), scale, softcap, rows(summaries)});
 }
 
 void BoundProgram::add_sample(RowsAt logits, std::optional<RowsAt> summaries, BytesAt scratch) {

@@ -65,7 +65,7 @@ public:
     void add_gated_activation(RowsAt x, RowsAt out, int32_t activation);
     void add_activate(RowsAt x, RowsAt out, int32_t activation);
     void add_gather(RowsAt x, RowsAt out, std::optional<RowsAt> residual);
-    void add_linear(RowsAt x, RowsAt out, const WeightAt& weight, std::optional<int64_t> bias, bool is_int8,
+    void add_linear(RowsAt x, RowsAt out, const WeightAt& weight, std::optional<int64_t> bias, int32_t products,
                     BytesAt scratch);
     void add_route(RowsAt x, RowsAt ids, RowsAt shares, const WeightAt& weight, int32_t top_k, bool normalise,
                    BytesAt scratch);
@@ -92,11 +92,12 @@ private:
     std::vector<Weight> weights(const std::vector<WeightAt>& weights) const;
     KVPages pages(const PagesAt& pages) const;
     LinearOp linear(const RowsAt& x, const RowsAt& out, const WeightAt& weight, std::optional<int64_t> bias,
-                    bool is_int8, BytesAt scratch) const;
+                    Products products, BytesAt scratch) const;
 
     std::byte* arena_;
     int64_t arena_bytes_;
     StepBounds bounds_;
+    bool has_tiles_;
     Executor executor_;
 };
 

@@ -13,7 +13,8 @@ namespace kvarto {
 enum class Activation : uint8_t { kSilu, kGeluTanh, kGelu };
 enum class NormKind : uint8_t { kRms, kLayer };
 enum class KVType : uint8_t { kF32, kF16, kBF16, kInt8 };
-enum class Products : uint8_t { kF32, kInt8 };  // in what a linear multiplies
+// In what a linear multiplies. kBF16 is for linears alone, where the set has matrix tiles for it.
+enum class Products : uint8_t { kF32, kInt8, kBF16 };
 
 struct HeadShape {
     int32_t num_qo_heads;
@@ -111,7 +112,7 @@ struct LinearOp {
     Weight weight;
     const float* bias = nullptr;
     Products products = Products::kF32;
-    std::byte* scratch = nullptr;  // quantised rows of x, where x is float32 and products are int8; and per-thread tiles
+    std::byte* scratch = nullptr;  // rows of x as products want them: staged in tiles, quantised where x is float32
     int64_t scratch_bytes = 0;
 };
 

@@ -1,15 +1,24 @@
 #include "ops/linear.h"
 
+#include <cassert>
+
+#include "ops/linear_bf16.h"
 #include "ops/linear_f32.h"
 #include "ops/linear_int8.h"
 
 namespace kvarto::KVARTO_ISA {
 
 void linear(const LinearOp& op, const StepView& step, Worker& worker) {
-    if (op.products == Products::kInt8)
-        linear_int8(op, step, worker);
-    else
-        linear_f32(op, step, worker);
+    switch (op.products) {
+        case Products::kF32: return linear_f32(op, step, worker);
+        case Products::kInt8: return linear_int8(op, step, worker);
+        case Products::kBF16:
+#if defined(__AMX_BF16__)
+            return linear_bf16(op, step, worker);
+#else
+            assert(false && "products in bfloat16 without matrix tiles");
+#endif
+    }
 }
 
 }  // namespace kvarto::KVARTO_ISA

@@ -7,7 +7,7 @@
 
 namespace kvarto::KVARTO_ISA {
 
-// out = x · weight.T + bias. All workers of the team enter it; its products are int8 only where every part is quantised.
+// out = x · weight.T + bias. All workers of the team enter it; its products are float32, or every part is quantised.
 void linear(const LinearOp& op, const StepView& step, Worker& worker);
 
 }  // namespace kvarto::KVARTO_ISA

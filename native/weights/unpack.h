@@ -16,15 +16,18 @@ using Quads = I32x16[8];
 
 inline F32x16 load_halves(const std::byte* p) { return F32x16::load_f16(reinterpret_cast<const uint16_t*>(p)); }
 
+// For lambdas that must not become calls: what they capture then stays in registers.
+#define KVARTO_INLINE __attribute__((always_inline))
+
 // Calls f.operator()<0>(), …, f.operator()<count - 1>().
-template <int count, class F> inline void unrolled(F f) {
-    [&]<int... i>(std::integer_sequence<int, i...>) { (f.template operator()<i>(), ...); }
+template <int count, class F> KVARTO_INLINE inline void unrolled(F f) {
+    [&]<int... i>(std::integer_sequence<int, i...>) KVARTO_INLINE { (f.template operator()<i>(), ...); }
     (std::make_integer_sequence<int, count>{});
 }
 
 inline void unpack_nibbles(const std::byte* nib, Quads& quads) {
     const I32x16 low = I32x16::set1(0x0F0F0F0F);
-    unrolled<4>([&]<int j>() {
+    unrolled<4>([&]<int j>() KVARTO_INLINE {
         const I32x16 both = I32x16::load(nib + 64 * j);
         quads[j] = both & low;
         quads[j + 4] = shift_right<4>(both) & low;
@@ -56,12 +59,12 @@ template <int j> inline I32x16 high_pairs(I32x16 words) {
 
 inline void add_fifth_bits(const std::byte* high, Quads& quads) {
     const I32x16 words = I32x16::load(high);
-    unrolled<8>([&]<int j>() { quads[j] = quads[j] | fifth_bits<j>(words); });
+    unrolled<8>([&]<int j>() KVARTO_INLINE { quads[j] = quads[j] | fifth_bits<j>(words); });
 }
 
 inline void add_high_pairs(const std::byte* two, Quads& quads) {
     const I32x16 words[2] = {I32x16::load(two), I32x16::load(two + 64)};
-    unrolled<8>([&]<int j>() { quads[j] = quads[j] | high_pairs<j % 4>(words[j / 4]); });
+    unrolled<8>([&]<int j>() KVARTO_INLINE { quads[j] = quads[j] | high_pairs<j % 4>(words[j / 4]); });
 }
 
 // What all blocks say of their format; those below say what differs.
@@ -81,7 +84,7 @@ template <> struct Block<Format::kQ8_0> : BlockForm {
     Block(const std::byte* block, int32_t) : p(block) {}
     F32x16 scale(int, int) const { return load_halves(p); }
     void codes(int, Quads& quads) const {
-        unrolled<8>([&]<int j>() { quads[j] = I32x16::load(p + 32 + 64 * j); });
+        unrolled<8>([&]<int j>() KVARTO_INLINE { quads[j] = I32x16::load(p + 32 + 64 * j); });
     }
 };
 
@@ -137,7 +140,7 @@ struct SixBitScales {
         const I32x16 six = I32x16::set1(63), two = I32x16::set1(3);
         const I32x16 last = (shift_right<30>(words[0]) & two) | shift_left<2>(shift_right<30>(words[1])) |
                             shift_left<4>(shift_right<30>(words[2]));
-        unrolled<8>([&]<int v>() {
+        unrolled<8>([&]<int v>() KVARTO_INLINE {
             constexpr int w = v + 8;
             (d * to_f32(shift_right<6 * (v % 5)>(words[v / 5]) & six)).store(scales[v]);
             if constexpr (w < 15)
@@ -209,7 +212,7 @@ template <Format format> inline void unpack_f32(const Block<format>& block, int 
     const F32x16 offset = F32x16::set1(is_signed ? 128.0F : static_cast<float>(B::kOffset));
     Quads quads;
     block.codes(group, quads);
-    unrolled<kGroup>([&]<int k>() {
+    unrolled<kGroup>([&]<int k>() KVARTO_INLINE {
         const I32x16 code = shift_right<8 * (k % 4)>(quads[k / 4]) & byte;
         const I32x16 turned = is_signed ? (code + sign) & byte : code;
         const F32x16 value = to_f32(turned) - offset, scale = block.scale(group, B::kHalves * k / kGroup);

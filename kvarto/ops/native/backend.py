@@ -133,7 +133,7 @@ class NativeBackend:
 
     def _numerics(self, program: Program) -> Numerics:
         if self._decided is None or self._decided[0] is not program:
-            self._decided = program, decide_numerics(program, self._activations)
+            self._decided = program, decide_numerics(program, self._activations, self._isa)
         return self._decided[1]
 
     def _scratch_sizes(self, program: Program, limits: StepLimits) -> ScratchSizes:

@@ -179,7 +179,7 @@ class _Compiler:
             out=self._rows(op.out),
             weight=self._matrix(op.weight),
             bias=self._vector_or_none(op.bias),
-            is_int8=op.out in self._numerics.int8_outputs,
+            products=self._numerics.products(op.out),
             scratch=self._scratch(),
         )
 

@@ -1,19 +1,24 @@
-"""What is computed in 8 bits: decided from the program alone, so that it is known before there is memory.
+"""What is computed in less than float32: decided from the program and the instruction set, before there is memory.
 
 A product is int8 where every part of its matrix has 8 bits or less: activations are then quantised per row and group
-of 32. A buffer lies quantised where such products are all that read it, and whoever writes it can quantise.
+of 32. A buffer lies quantised where such products are all that read it, and whoever writes it can quantise. Where the
+set has matrix tiles, linears multiply in bfloat16 instead, which is faster there for several rows, and closer to
+float32; logits, of few rows, stay int8.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeGuard
 
 from kvarto.core.buffers import Weight
 from kvarto.core.errors import UsageError
 from kvarto.core.ops import Activate, Attention, GatedActivation, Gather, Linear, Logits, Norm, Op
 from kvarto.core.program import Program
 
-ACTIVATIONS = ("auto", "f32", "int8")
+ACTIVATIONS = ("auto", "f32", "bf16", "int8")
+TILES_ISA = "amx"
+"""The instruction set that has matrix tiles."""
 """What `--activations` may be."""
 GROUP = 32
 """Elements of a row that share a scale."""
@@ -30,31 +35,41 @@ class Numerics:
     """Buffers that ops write whose products are int8."""
     int8_buffers: frozenset[str]
     """Buffers whose rows are quantised."""
+    bf16_outputs: frozenset[str] = frozenset()
+    """Buffers that linears write whose products are bfloat16."""
 
     @property
     def is_exact(self) -> bool:
         """Float32 throughout: attention too computes in nothing less."""
-        return not self.int8_outputs
+        return not self.int8_outputs and not self.bf16_outputs
 
     @property
     def name(self) -> str:
         """For fingerprints."""
-        return "f32" if self.is_exact else "int8"
+        return "f32" if self.is_exact else "bf16" if self.bf16_outputs else "int8"
+
+    def products(self, out: str) -> int:
+        """Of the op that writes `out`: its place in the native enumeration."""
+        return 2 if out in self.bf16_outputs else 1 if out in self.int8_outputs else 0
 
 
-def decide_numerics(program: Program, activations: str) -> Numerics:
-    """`activations`: one of ACTIVATIONS. Raises UsageError where int8 is asked for and no matrix has so few bits."""
+def decide_numerics(program: Program, activations: str, isa: str) -> Numerics:
+    """`activations`: one of ACTIVATIONS. Raises UsageError where what is asked for is not to be had."""
     if activations == "f32":
         return Numerics(frozenset(), frozenset())
-    int8_outputs = frozenset(name for op in program.ops if _may_be_int8(op, program) for name in op.writes)
-    if activations == "int8" and not int8_outputs:
-        raise UsageError(
-            "`--activations int8` needs matrices of 8 bits or less, and this model has none; use `auto` or `f32`"
-        )
-    return Numerics(int8_outputs, frozenset(_int8_buffers(program, int8_outputs)))
+    if activations == "bf16" and isa != TILES_ISA:
+        raise UsageError(f"`--activations bf16` needs a machine with AMX, and this one runs `{isa}`; use `auto`")
+    ops = [op for op in program.ops if _may_be_int8(op, program)]
+    if activations != "auto" and not ops:
+        asked = f"`--activations {activations}`"
+        raise UsageError(f"{asked} needs matrices of 8 bits or less, and this model has none; use `auto` or `f32`")
+    has_tiles = isa == TILES_ISA and activations != "int8"
+    bf16_outputs = frozenset(op.out for op in ops if has_tiles and isinstance(op, Linear))
+    int8_outputs = frozenset(op.out for op in ops) - bf16_outputs
+    return Numerics(int8_outputs, frozenset(_int8_buffers(program, int8_outputs)), bf16_outputs)
 
 
-def _may_be_int8(op: Op, program: Program) -> bool:
+def _may_be_int8(op: Op, program: Program) -> TypeGuard[Linear | Logits]:
     # Experts keep their formats and multiply in float32: tokens of one expert are few, and reading its weights decides.
     return isinstance(op, Linear | Logits) and is_quantised(program.weights[op.weight])
 

@@ -45,11 +45,13 @@ class ScratchSizes:
         return 0
 
     def product_bytes(self, op: Linear | Logits) -> int:
-        """Of a product with int8 rows: a copy of them in tiles, and the quantised rows where x is float32."""
-        if op.out not in self.numerics.int8_outputs:
+        """Of a product with int8 or bfloat16 rows: a copy of them in tiles, and quantised rows where x is float32."""
+        if self.numerics.products(op.out) == 0:
             return 0
         x = self.program.buffers[op.x]
         num_rows = self.limits.max_tokens if x.rows is Rows.TOKENS else self.limits.max_samples
+        if op.out in self.numerics.bf16_outputs:
+            return align_up(_native.ops.linear_bf16_scratch_bytes(num_rows, x.width), ALIGNMENT)
         quantises = op.x not in self.numerics.int8_buffers
         return align_up(_native.ops.linear_int8_scratch_bytes(num_rows, x.width, quantises), ALIGNMENT)
 
