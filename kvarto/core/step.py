@@ -41,7 +41,7 @@ class SamplingRows:
     position: Int32
     """Position in its sequence of the token that is drawn: the prompt's length for the first."""
     num_logprobs: Int32
-    """Likeliest alternatives to report; 0 reports none beside the token's own."""
+    """Likeliest alternatives to report; 0 reports none beside the token's own, -1 not even that: it is NaN then."""
     target: Int32
     """A token whose log-probability is asked (prompt logprobs); -1 where the drawn token is meant."""
     bias_indptr: Int32
@@ -100,7 +100,7 @@ class StepResult:
     token_ids: Int32
     """[num_samples]: the drawn tokens."""
     logprobs: Float32
-    """[num_samples]: of the drawn token, or of `target` where one is named."""
+    """[num_samples]: of the drawn token, or of `target` where one is named; NaN where none is asked."""
     top_ids: Int32
     """[num_samples, k], k the largest `num_logprobs`; likeliest first, lower id first among equals."""
     top_logprobs: Float32

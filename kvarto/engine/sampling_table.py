@@ -34,7 +34,7 @@ class SamplingTable:
         self._frequency_penalty = np.zeros(size, dtype=np.float32)
         self._seed = np.zeros(size, dtype=np.int64)
         self._choice = np.zeros(size, dtype=np.int32)
-        self._num_logprobs = np.zeros(size, dtype=np.int32)
+        self._num_logprobs = np.full(size, -1, dtype=np.int32)
         self._occupants: list[Choice | None] = [None] * size
         self._ragged: set[int] = set()
         """Slots whose choices may have bias, bans or penalties."""
@@ -52,7 +52,7 @@ class SamplingTable:
             self._temperature[slot] = 0.0
         self._seed[slot] = sampling.seed or 0
         self._choice[slot] = choice.index
-        self._num_logprobs[slot] = sampling.logprobs or 0
+        self._num_logprobs[slot] = -1 if sampling.logprobs is None else sampling.logprobs
         self._ragged.discard(slot)
         if choice.seen is not None or len(choice.request.bias_ids) or sampling.min_tokens:
             self._ragged.add(slot)

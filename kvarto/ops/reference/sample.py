@@ -112,13 +112,15 @@ class SampleKernel(Kernel[Sample]):
         return float(tree_sum_(self._terms[: len(logits)]))
 
     def _report(self, row: torch.Tensor, maximum: float, rows: SamplingRows, result: StepResult, s: int) -> None:
-        """Log-probabilities in float64, rounded once."""
+        """Log-probabilities in float64, rounded once; NaN where none are asked."""
+        count = int(rows.num_logprobs[s])
+        if count < 0:
+            return
         log_total = maximum + math.log(self._sum_exp(row, maximum))
         target = int(rows.target[s])
         token = target if target >= 0 else int(result.token_ids[s])
         assert token < len(row), f"token {token}, {len(row)} logits"
         result.logprobs[s] = float(row[token]) - log_total
-        count = int(rows.num_logprobs[s])
         if count > 0:
             ids = likeliest(row, count)
             result.top_ids[s, :count] = ids.cpu().numpy()

@@ -21,7 +21,7 @@ _ALIGNMENT = 64
 
 @dataclass
 class Matrix:
-    """Random rows by bands of a format each, as files keep them, and what they mean: `dense: [num_rows, num_columns]`."""
+    """Random rows by bands of a format each, as files keep them, and what they mean: `dense: [rows, columns]`."""
 
     bands: Sequence[tuple[WeightFormat, int]]
     num_columns: int

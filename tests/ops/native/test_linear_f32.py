@@ -70,7 +70,7 @@ def test_bands_lie_side_by_side() -> None:
 @pytest.mark.parametrize("isa", FUSED)
 @pytest.mark.parametrize("num_rows", [1, 9])
 def test_an_element_is_one_chain_of_fused_steps(isa: str, num_rows: int) -> None:
-    """float64 holds a product exactly; that its sum is rounded twice shows once in 2^29 steps, and not with this seed."""
+    """float64 holds a product exactly; that its sum is rounded twice shows once in 2^29 steps, not with this seed."""
     matrix = Matrix([(WeightFormat.F32, 40)], 300)
     x, bias = rows(num_rows, 300), rows(1, 40)[0]
     want = np.zeros((num_rows, 40), np.float32)

@@ -30,7 +30,7 @@ def rows(num_rows: int, seed: int = 1) -> Array:
 @pytest.mark.parametrize("vocab_size", [1, 15, 256, 257, 1030])
 @pytest.mark.parametrize("options", [{}, {"scale": 0.125}, {"softcap": 30.0}, {"scale": 3.0, "softcap": 5.0}], ids=str)
 @pytest.mark.parametrize("has_bias", [False, True])
-def test_logits_equal_the_reference(isa: str, vocab_size: int, options: dict[str, float], has_bias: bool) -> None:
+def test_logits_equal_the_reference(isa: str, vocab_size: int, options: dict[str, Any], has_bias: bool) -> None:
     """Sums of 96 terms of about 1, in another order: 1e-5 of the largest."""
     matrix = Matrix([(WeightFormat.F32, vocab_size)], WIDTH)
     bias = np.random.default_rng(2).standard_normal(vocab_size).astype(np.float32) if has_bias else None
@@ -38,7 +38,7 @@ def test_logits_equal_the_reference(isa: str, vocab_size: int, options: dict[str
     op = Logits("x", "y", "w", bias="b" if has_bias else None, **options)
     bench = OneOp(op, weights, {"y": vocab_size}, vocab_size=vocab_size)
     for num_rows in (0, 1, 9):
-        want = bench.run({"x": rows(num_rows)})["y"]
+        want: Array = bench.run({"x": rows(num_rows)})["y"]
         arena = ProductArena(matrix, bias, max(num_rows, 1), isa=isa)
         arena.add_logits(**options)
         got, _ = arena.run(rows(num_rows))
