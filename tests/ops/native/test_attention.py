@@ -128,8 +128,8 @@ def test_fast_is_near_plain_attention(name: str, page_size: int) -> None:
     chunks = [Chunk(s, max(0, length - int(rng.choice([1, 2, 40]))), length) for s, length in enumerate(lengths)]
     got = _stacked(attend(Way("amx", page_size, 2, is_exact=False), setting, sequences, chunks))
     error = got - _plain(setting, sequences, chunks)
-    # Each of queries, keys, weights and values is rounded to 2^-9 of itself, and the errors are independent.
-    assert np.abs(error).max() < 2e-2
+    # Each of queries, keys, weights and values is rounded to 2^-9 of itself, of up to 4; errors are independent.
+    assert np.abs(error).max() < 4e-2
     assert np.sqrt((error**2).mean()) < 2e-3
 
 
