@@ -58,10 +58,12 @@ def make_limiter(folder: Path, flags: str) -> Path:
 
 
 def compile_c(target: Path, *arguments: str | Path) -> Path:
-    """Compile unless the target is newer than every source and header around it."""
+    """Compile unless the target is newer than every source and header around it. Several may ask at once."""
     sources = [*HERE.glob("*.[ch]"), *FAKES.glob("*.h"), *LIMITER.glob("*.[ch]")]
-    if not target.exists() or target.stat().st_mtime < max(source.stat().st_mtime for source in sources):
-        _run("cc", *C_FLAGS, *wide_swap(), "-o", str(target), *map(str, arguments))
+    with target.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not target.exists() or target.stat().st_mtime < max(source.stat().st_mtime for source in sources):
+            _run("cc", *C_FLAGS, *wide_swap(), "-o", str(target), *map(str, arguments))
     return target
 
 
