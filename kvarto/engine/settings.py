@@ -26,7 +26,7 @@ KV_DTYPES = (*FLOAT_DTYPES, DType.I8)
 BLOCK_SIZES = (8, 16, 32, 64, 128, 256)
 POLICIES = ("fcfs", "priority")
 BACKENDS = ("auto", "native", "reference")
-ACTIVATIONS = ("auto", "f32", "int8")
+ACTIVATIONS = ("auto", "f32", "bf16", "int8")
 
 
 def check_settings(config: EngineConfig) -> None:
@@ -56,7 +56,7 @@ def check_settings(config: EngineConfig) -> None:
 def open_backend(config: EngineConfig) -> Backend:
     """The backend for `config.backend` and `config.device`, without memory yet. Raises UsageError."""
     num_threads = config.threads or read_limits().num_cpus
-    if config.backend in ("auto", "reference"):
+    if config.backend == "reference" or (config.backend == "auto" and config.device != "cpu"):
         return _open_reference(config, num_threads)
     if config.device != "cpu":
         raise UsageError(f"`--backend native` computes on `cpu`, not on `{config.device}`; use `--backend reference`")
@@ -72,8 +72,9 @@ def _open_native(config: EngineConfig, num_threads: int) -> Backend:
 
 
 def _open_reference(config: EngineConfig, num_threads: int) -> Backend:
-    if config.activations == "int8":
-        raise UsageError("`--activations int8` needs the native backend; the reference computes in f32")
+    if config.activations in ("bf16", "int8"):
+        asked = f"`--activations {config.activations}`"
+        raise UsageError(f"{asked} needs the native backend; the reference computes in f32")
     try:
         from kvarto.ops.reference.backend import ReferenceBackend
     except ImportError as error:

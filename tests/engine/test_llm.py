@@ -16,10 +16,11 @@ from tests.server.tiny_model import write_tiny_model
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 
 
-@pytest.fixture(scope="module")
-def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+@pytest.fixture(scope="module", params=["native", "reference"])
+def llm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
     folder = write_tiny_model(tmp_path_factory.mktemp("model") / "tiny")
-    with LLM(str(folder), threads=1, max_num_seqs=4, max_num_queued=2, max_model_len=256, seed=1) as llm:
+    limits = {"max_num_seqs": 4, "max_num_queued": 2, "max_model_len": 256}
+    with LLM(str(folder), backend=request.param, threads=1, seed=1, **limits) as llm:
         yield llm
 
 

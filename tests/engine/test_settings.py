@@ -9,7 +9,7 @@ from kvarto.core.errors import UsageError
 from kvarto.core.units import GIB, MIB
 from kvarto.engine.assemble import open_program
 from kvarto.engine.config import EngineConfig
-from kvarto.engine.settings import check_settings, plan_layout
+from kvarto.engine.settings import check_settings, open_backend, plan_layout
 from kvarto.ops.reference.backend import ReferenceBackend
 from tests.engine.tiny_model import write_tiny_model
 
@@ -45,6 +45,27 @@ def test_more_than_the_device_has_free_is_refused(config: EngineConfig) -> None:
 
 def test_a_cpu_computes_in_this_machines_memory() -> None:
     assert ReferenceBackend().device_memory() is None
+
+
+def test_a_cpu_computes_natively_unless_told_otherwise() -> None:
+    native = open_backend(EngineConfig(model="m"))
+    assert native.fingerprint.startswith("native-")
+    assert open_backend(EngineConfig(model="m", backend="native")).fingerprint == native.fingerprint
+    assert open_backend(EngineConfig(model="m", backend="reference")).fingerprint.startswith("reference-")
+    assert open_backend(EngineConfig(model="m", device="meta")).fingerprint.startswith("reference-")
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"backend": "native", "device": "cuda:0"}, "--backend native"),
+        ({"backend": "reference", "activations": "int8"}, "--activations int8"),
+        ({"backend": "reference", "activations": "bf16"}, "--activations bf16"),
+    ],
+)
+def test_what_a_backend_cannot_do_is_refused(settings: dict[str, str], says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        open_backend(EngineConfig(model="m", **settings))
 
 
 @pytest.mark.parametrize(

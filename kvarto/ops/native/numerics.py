@@ -16,10 +16,8 @@ from kvarto.core.errors import UsageError
 from kvarto.core.ops import Activate, Attention, GatedActivation, Gather, Linear, Logits, Norm, Op
 from kvarto.core.program import Program
 
-ACTIVATIONS = ("auto", "f32", "bf16", "int8")
 TILES_ISA = "amx"
 """The instruction set that has matrix tiles."""
-"""What `--activations` may be."""
 GROUP = 32
 """Elements of a row that share a scale."""
 
@@ -54,7 +52,7 @@ class Numerics:
 
 
 def decide_numerics(program: Program, activations: str, isa: str) -> Numerics:
-    """`activations`: one of ACTIVATIONS. Raises UsageError where what is asked for is not to be had."""
+    """`activations`: `auto`, `f32`, `bf16` or `int8`. Raises UsageError where what is asked for is not to be had."""
     if activations == "f32":
         return Numerics(frozenset(), frozenset())
     if activations == "bf16" and isa != TILES_ISA:
