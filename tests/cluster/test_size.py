@@ -108,7 +108,7 @@ def test_the_size_is_what_the_servers_ledger_holds(
 def wait_for_url(process: subprocess.Popen[bytes], log: Path) -> str:
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline and process.poll() is None:
-        ready = re.search(r"ready in .* http://0\.0\.0\.0:(\d+)", log.read_text(errors="replace"))
+        ready = re.search(r"ready in .* http://\S+:(\d+)", log.read_text(errors="replace"))
         if ready:
             return f"http://127.0.0.1:{ready[1]}"
         time.sleep(0.05)
