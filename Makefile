@@ -56,7 +56,7 @@ native: $(VENV)/.build-tools
 
 # Each sanitizer has a build and a copy of the package of its own, beside the source tree. Python itself is not
 # instrumented: its allocations are no business of ours, and a sanitizer's library must be there before it.
-SANITIZED_TESTS ?= tests/ops/native tests/memory/native tests/planning/native
+SANITIZED_TESTS ?= tests/ops/native tests/memory/test_offsets.py
 sanitize: sanitize-address sanitize-thread
 
 sanitize-%: export PATH := $(abspath $(BIN)):$(PATH)
@@ -67,7 +67,7 @@ sanitize-%: $(VENV)/.dev-installed
 	@cmake --build build/$*
 	cd build/$*/tree && LD_PRELOAD="$(strip $(foreach library,$(SANITIZER_LIBRARIES_$*),$(shell g++ -print-file-name=$(library))))" \
 	    ASAN_OPTIONS=detect_leaks=0 TSAN_OPTIONS=report_signal_unsafe=0 OMP_NUM_THREADS=1 \
-	    python -m pytest -q -p no:cacheprovider $(wildcard $(SANITIZED_TESTS))
+	    python -m pytest -q -p no:cacheprovider $(SANITIZED_TESTS)
 
 SANITIZER_LIBRARIES_address := libasan.so libubsan.so
 SANITIZER_LIBRARIES_thread := libtsan.so
