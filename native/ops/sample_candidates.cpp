@@ -27,13 +27,11 @@ uint32_t key_of(float value) {
 
 // What a candidate adds towards the goal.
 struct ByCount {
-    static void weigh(const float*, int32_t count, float* weights) { std::fill_n(weights, count, 1.0F); }
+    static F32x16 weigh(F32x16) { return F32x16::set1(1.0F); }
 };
 
 struct ByMass {
-    static void weigh(const float* values, int32_t count, float* weights) {
-        exp(load_first(values, count)).store(weights);
-    }
+    static F32x16 weigh(F32x16 values) { return exp(values); }
 };
 
 // The last key that is kept, and how many candidates with that very key are.
@@ -52,27 +50,35 @@ struct Span {
     int shift() const { return std::max(0, static_cast<int>(std::bit_width(last - first)) - kBucketBits); }
 };
 
-Span whole_span(const Candidates& candidates) {
-    Span span{std::numeric_limits<uint32_t>::max(), 0, 0.0};
-    for (int32_t i = 0; i < candidates.count; ++i) {
-        const uint32_t key = key_of(candidates.values[i]);
-        span.first = std::min(span.first, key);
-        span.last = std::max(span.last, key);
+float value_of(uint32_t key) { return std::bit_cast<float>(key >> 31 != 0 ? key : key ^ 0x7FFFFFFFU); }
+
+// The last vector is filled up with a value that is there.
+Span whole_span(Candidates& candidates) {
+    F32x16 most = F32x16::set1(candidates.values[0]), least = most;
+    most.store(candidates.values + candidates.count);
+    for (int32_t i = 0; i < candidates.count; i += kWide) {
+        const F32x16 values = F32x16::load(candidates.values + i);
+        most = max(values, most);
+        least = min(values, least);
     }
-    return span;
+    return {key_of(largest(most)), key_of(-largest(F32x16::zero() - least)), 0.0};
 }
 
 template <class Weight> void fill(const Candidates& candidates, const Span& span, double (&buckets)[kBuckets]) {
     std::memset(buckets, 0, sizeof buckets);
     const int shift = span.shift();
+    const F32x16 most = F32x16::set1(value_of(span.first)), least = F32x16::set1(value_of(span.last));
     for (int32_t i = 0; i < candidates.count; i += kWide) {
-        float weights[kWide];
+        const F32x16 values = F32x16::load(candidates.values + i);
         const int32_t count = std::min(kWide, candidates.count - i);
-        Weight::weigh(candidates.values + i, count, weights);
-        for (int32_t lane = 0; lane < count; ++lane) {
-            const uint32_t key = key_of(candidates.values[i + lane]);
-            if (key >= span.first && key <= span.last)
-                buckets[(key - span.first) >> shift] += static_cast<double>(weights[lane]);
+        uint32_t lanes = at_least(most, values) & at_least(values, least) & ((1U << count) - 1U);
+        if (lanes == 0) continue;
+        float weights[kWide];
+        Weight::weigh(values).store(weights);
+        for (; lanes != 0; lanes &= lanes - 1) {
+            const int lane = std::countr_zero(lanes);
+            const uint32_t bucket = (key_of(candidates.values[i + lane]) - span.first) >> shift;
+            buckets[bucket] += static_cast<double>(weights[lane]);
         }
     }
 }
@@ -91,9 +97,7 @@ int32_t reaching(const double (&buckets)[kBuckets], double goal, double& before)
     return kBuckets;
 }
 
-float value_of(uint32_t key) { return std::bit_cast<float>(key >> 31 != 0 ? key : key ^ 0x7FFFFFFFU); }
-
-template <class Weight> Cut find_cut(const Candidates& candidates, double goal) {
+template <class Weight> Cut find_cut(Candidates& candidates, double goal) {
     double buckets[kBuckets];
     for (Span span = whole_span(candidates);;) {
         fill<Weight>(candidates, span, buckets);
@@ -102,9 +106,8 @@ template <class Weight> Cut find_cut(const Candidates& candidates, double goal) 
         const int shift = span.shift();
         span.first += static_cast<uint32_t>(bucket) << shift;
         if (shift == 0) {
-            const float value = value_of(span.first);
             float weight[kWide];
-            Weight::weigh(&value, 1, weight);
+            Weight::weigh(F32x16::set1(value_of(span.first))).store(weight);
             return {span.first, std::max(1.0, std::ceil((goal - span.before) / weight[0]))};
         }
         span.last = std::min(span.last, span.first + ((1U << shift) - 1));
@@ -127,7 +130,7 @@ double mass_of(const Candidates& candidates) {
     double total = 0.0;
     each_vector(candidates.count, [&](int32_t i, int32_t here) {
         float weights[kWide];
-        ByMass::weigh(candidates.values + i, here, weights);
+        exp(load_first(candidates.values + i, here)).store(weights);
         for (int32_t lane = 0; lane < here; ++lane) total += static_cast<double>(weights[lane]);
     });
     return total;

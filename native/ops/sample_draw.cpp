@@ -1,8 +1,8 @@
 // A row with filters is read once, and only where a chunk can matter: the filters first become a bound on raw logits,
 // what lies above it is collected, and the filters' exact laws are applied to that.
 //
-// A row without filters is read once too: its noise is hashed for all ids (about 25 operations for 16 of them with
-// AVX-512), and the two logarithms are taken only where the hash says that the id could win.
+// A row without filters is hardly read: noise is hashed for all ids (about 30 operations for 16 of them with AVX-512, 12
+// cycles), and the logit is looked at, and the two logarithms taken, only where the hash says that the id could win.
 #include "ops/sample_draw.h"
 
 #include <algorithm>
@@ -50,11 +50,10 @@ struct Scaling {
     }
 };
 
-// Lanes whose noise may lift `values` to the winner or above it. Noise reaches t only where u ≤ exp(-t); the hash's top
-// bits are a bound on u from below, and the thousandth is more than exp and the roundings lose.
-uint32_t may_win(F32x16 values, I32x16 ids, uint64_t key, const Winner& winner) {
-    const F32x16 limit = exp(values - F32x16::set1(winner.value)) * F32x16::set1(1.001F * 0x1p31F);
-    return at_least(limit, to_f32(shift_right<1>(noise_tops(ids, key))));
+// What the hash's upper 31 bits must not exceed for noise to lift `values` to the winner or above it: noise reaches t
+// only where u ≤ exp(-t). The thousandth is more than exp and the roundings lose.
+F32x16 hash_limit(F32x16 values, const Winner& winner) {
+    return exp(values - F32x16::set1(winner.value)) * F32x16::set1(1.001F * 0x1p31F);
 }
 
 void offer_lanes(uint32_t lanes, const float* values, const int32_t* ids, uint64_t key, Winner& winner) {
@@ -68,31 +67,48 @@ int32_t draw_among(const Candidates& candidates, uint64_t key) {
     Winner winner;
     for (int32_t i = 0; i < candidates.count; i += kWide) {
         const int32_t here = std::min(kWide, candidates.count - i);
-        const F32x16 values = load_first(candidates.values + i, here);
         uint32_t lanes = (1U << here) - 1U;
-        if (winner.value > kLowest) lanes &= may_win(values, I32x16::load(candidates.ids + i), key, winner);
+        if (winner.value > kLowest) {
+            const F32x16 limit = hash_limit(load_first(candidates.values + i, here), winner);
+            lanes &= at_least(limit, noise_tops(candidates.ids + i, key));
+        }
         offer_lanes(lanes, candidates.values + i, candidates.ids + i, key, winner);
     }
     return winner.id;
 }
 
+// Sixteen ids from `id` on, some of which may win.
+void offer_some(const LogitsRow& row, const Scaling& scaling, int32_t id, F32x16 tops, uint64_t key, Winner& winner) {
+    const int32_t here = std::min(kWide, row.size - id);
+    const F32x16 scaled = scaling.scaled(load_first(row.logits + id, here));
+    const uint32_t lanes = at_least(hash_limit(scaled, winner), tops) & ((1U << here) - 1U);
+    float values[kWide];
+    int32_t ids[kWide];
+    scaled.store(values);
+    (lane_numbers() + I32x16::set1(id)).store(ids);
+    offer_lanes(lanes, values, ids, key, winner);
+}
+
+// A chunk's largest logit says for all its ids what their hashes must not exceed, so most logits are not read.
 int32_t draw_among_all(const LogitsRow& row, const Scaling& scaling, uint64_t key) {
     Winner winner;
     const int32_t likeliest = arg_max(row);
     winner.offer(gumbel(noise_hash(key, likeliest)), likeliest);
-    for (int32_t id = 0; id < row.size; id += kWide) {
-        const int32_t here = std::min(kWide, row.size - id);
-        const F32x16 scaled = scaling.scaled(load_first(row.logits + id, here));
-        const I32x16 ids = lane_numbers() + I32x16::set1(id);
-        const uint32_t lanes = may_win(scaled, ids, key, winner) & ((1U << here) - 1U);
-        if (lanes == 0) continue;
-        float values[kWide];
-        int32_t numbers[kWide];
-        scaled.store(values);
-        ids.store(numbers);
-        offer_lanes(lanes, values, numbers, key, winner);
+    for (int32_t first = 0; first < row.size; first += kChunk) {
+        const F32x16 largest = F32x16::set1(scaling.scaled(row.chunks[first / kChunk].largest));
+        const F32x16 limit = hash_limit(largest, winner);
+        for (int32_t id = first; id < std::min(first + kChunk, row.size); id += kWide) {
+            const F32x16 tops = noise_tops_from(id, key);
+            if (at_least(limit, tops) != 0) offer_some(row, scaling, id, tops, key, winner);
+        }
     }
     return winner.id;
+}
+
+F32x16 first_of(F32x16 a, int32_t count) {
+    float lanes[kWide];
+    a.store(lanes);
+    return load_first(lanes, count);
 }
 
 // Sum of exp(scaled), chunk by chunk.
@@ -101,9 +117,8 @@ double total_mass(const LogitsRow& row, const Scaling& scaling) {
     for (int32_t first = 0; first < row.size; first += kChunk) {
         F32x16 mass = F32x16::zero();
         each_vector(std::min(kChunk, row.size - first), [&](int32_t i, int32_t here) {
-            float terms[kWide];
-            exp(scaling.scaled(load_first(row.logits + first + i, here))).store(terms);
-            mass = mass + load_first(terms, here);
+            const F32x16 terms = exp(scaling.scaled(load_first(row.logits + first + i, here)));
+            mass = mass + (here == kWide ? terms : first_of(terms, here));
         });
         total += static_cast<double>(sum(mass));
     }

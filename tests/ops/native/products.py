@@ -102,7 +102,7 @@ class ProductArena:
         """`out = x @ weight.T (+ bias)`, a row per token."""
         x = self.rows("x", self._matrix.num_columns, per_sample=False)
         out = self.rows("out", self._matrix.num_rows, per_sample=False)
-        self.program.add_linear(x, out, self.weight, self.bias_at, False, _native.ops.Bytes(0, 0))
+        self.program.add_linear(x, out, self.weight, self.bias_at, 0, _native.ops.Bytes(0, 0))
 
     def add_logits(self, *, scale: float = 1.0, softcap: float = 0.0, samples: bool = True) -> None:
         """The product with the vocabulary, and a draw from it."""
