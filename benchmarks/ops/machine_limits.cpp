@@ -1,4 +1,5 @@
-// What this machine can do at best, measured by loops that do nothing else. Built and called by benchmarks/ops/linear.py.
+// What this machine can do at best, measured by loops that do nothing else. Built and called by
+// benchmarks/ops/linear.py.
 #include <immintrin.h>
 #include <sys/syscall.h>
 #include <unistd.h>

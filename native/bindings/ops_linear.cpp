@@ -13,7 +13,7 @@ namespace kvarto {
 void bind_ops_linear(nb::module_& ops) {
     ops.def("quantised_row_bytes", &quantised_row_bytes, "width"_a, "Bytes of one quantised row.");
     ops.def("linear_int8_scratch_bytes", &linear_int8_scratch_bytes, "num_rows"_a, "width"_a, "quantises"_a,
-            "Bytes of a linear's scratch for int8 products with up to `num_rows` rows; `quantises` where x is float32.");
+            "Bytes of a linear's scratch for int8 products of up to `num_rows` rows; `quantises` where x is float32.");
     ops.def("linear_bf16_scratch_bytes", &linear_bf16_scratch_bytes, "num_rows"_a, "width"_a,
             "Bytes of a linear's scratch for products in bfloat16 with up to `num_rows` rows.");
 }

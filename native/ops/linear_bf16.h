@@ -1,12 +1,13 @@
 // Products of a matrix with rows in bfloat16, summed in float32: for machines with matrix tiles, and only there.
 //
-// Rows are rounded to bfloat16 (to nearest even), weights as linear_bf16_unpack.h says. Per group of 32 columns, from the
-// first to the last, and whatever the rows beside it and the thread:
+// Rows are rounded to bfloat16 (to nearest even), weights as linear_bf16_unpack.h says. Per group of 32 columns, from
+// the first to the last, and whatever the rows beside it and the thread:
 //
 //   even, odd = 0; for pairs of columns (k, k + 1), ascending: even = x[k] w[k] + even, odd = x[k + 1] w[k + 1] + odd
 //   sum = sum + (even + odd)
 //
-// each step fused and rounded once; denormals count as zero. This is what the tile instruction does. The bias comes last.
+// each step fused and rounded once; denormals count as zero. This is what the tile instruction does. The bias is added
+// last.
 #pragma once
 
 #include "core/ops.h"

@@ -1,11 +1,11 @@
 // Products in matrix tiles: sixteen rows × sixteen rows of weights × 32 columns per instruction, which takes 16 cycles.
 // Sums stay in tiles over all columns, so nothing is scaled: that is why weights are unpacked to bfloat16.
 //
-// Up to 32 rows, four tiles of sums advance together, each group of weights unpacked just before its use. Per group of a
-// 4-bit panel that is 70 cycles to unpack and 20 to multiply, one after the other: vectors and the matrix unit share what
-// they run on. Reading the 320 bytes takes about as long.
-// With more rows two panels are unpacked a chunk of columns at a time, and multiplied with two tiles of rows at once; the
-// matrix unit, and tiles that come from the second-level cache, are then the bound.
+// Up to 32 rows, four tiles of sums advance together, each group of weights unpacked just before its use. Per group of
+// a 4-bit panel that is 70 cycles to unpack and 20 to multiply, one after the other: vectors and the matrix unit hardly
+// overlap. Reading the 320 bytes takes about as long.
+// With more rows two panels are unpacked a chunk of columns at a time, and multiplied with two tiles of rows at once;
+// the matrix unit, and tiles that come from the second-level cache, are then the bound.
 #include "ops/linear_bf16.h"
 
 #if defined(__AMX_BF16__)
@@ -21,10 +21,10 @@ namespace kvarto::KVARTO_ISA {
 
 namespace {
 
-constexpr int32_t kChunk = 24;          // groups unpacked together: 24 KiB per panel
-constexpr int32_t kAhead = 1536;        // bytes of a panel that are asked for before their turn
+constexpr int32_t kChunk = 24;   // groups unpacked together: 24 KiB per panel
+constexpr int32_t kAhead = 1536;  // bytes of a panel that are asked for before their turn
 constexpr int64_t kTileBytes = kBF16TileBytes;
-constexpr int kRowTile = 4;             // tiles 0..3 are sums, 4 and 5 rows, 6 and 7 weights
+constexpr int kRowTile = 4;  // tiles 0..3 are sums, 4 and 5 rows, 6 and 7 weights
 constexpr int kWeightTile = 6;
 
 struct alignas(64) WeightTile {
@@ -73,7 +73,8 @@ struct Place {
 
     Place(const Part& part, const BF16Rows& rows, int32_t panel, int32_t tile)
         : out(rows.out + int64_t{16} * tile * rows.out_stride + panel * kLanes), stride(rows.out_stride),
-          num_rows(std::min(rows.num_rows - 16 * tile, 16)), num_lanes(std::min(part.num_rows - panel * kLanes, kLanes)),
+          num_rows(std::min(rows.num_rows - 16 * tile, 16)),
+          num_lanes(std::min(part.num_rows - panel * kLanes, kLanes)),
           bias(rows.bias != nullptr ? rows.bias + panel * kLanes : nullptr) {}
 
     bool is_whole() const { return num_rows == 16 && num_lanes == kLanes; }
@@ -108,11 +109,15 @@ template <int tiles, int panels> struct SumTiles {
 
     template <class F> void each(F f) const {
         unrolled<panels>([&]<int p>() KVARTO_INLINE {
-            unrolled<tiles>([&]<int t>() KVARTO_INLINE { f.template operator()<p * tiles + t>(Place(part, rows, panel + p, tile + t)); });
+            unrolled<tiles>([&]<int t>() KVARTO_INLINE {
+                f.template operator()<p * tiles + t>(Place(part, rows, panel + p, tile + t));
+            });
         });
     }
     void start(bool is_first) const {
-        each([&]<int sums>(const Place& place) KVARTO_INLINE { is_first ? zero_tile<sums>() : load_sums<sums>(place); });
+        each([&]<int sums>(const Place& place) KVARTO_INLINE {
+            is_first ? zero_tile<sums>() : load_sums<sums>(place);
+        });
     }
     void finish(bool is_last) const {
         each([&]<int sums>(const Place& place) KVARTO_INLINE { store_sums<sums>(place, is_last); });

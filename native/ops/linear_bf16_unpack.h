@@ -59,7 +59,8 @@ template <Format format> struct Affine {
 };
 
 // Sixteen pairs of 64 bytes. Cost for 4-bit codes: 105 vector operations, about 60 cycles for 512 weights.
-template <Format format> KVARTO_INLINE inline void unpack_pairs(const Block<format>& block, int group, std::byte* pairs) {
+template <Format format>
+KVARTO_INLINE inline void unpack_pairs(const Block<format>& block, int group, std::byte* pairs) {
     constexpr int quads_per_half = 8 / Block<format>::kHalves;
     Quads quads;
     block.codes(group, quads);
@@ -68,8 +69,10 @@ template <Format format> KVARTO_INLINE inline void unpack_pairs(const Block<form
         unrolled<quads_per_half>([&]<int i>() KVARTO_INLINE {
             constexpr int j = half * quads_per_half + i;
             const I32x16 quad = quads[j];
-            pair_of(affine.template weight<0>(quad), affine.template weight<1>(quad)).store(pairs + 128 * j);
-            pair_of(affine.template weight<2>(quad), affine.template weight<3>(quad)).store(pairs + 128 * j + 64);
+            const I32x16 first = pair_of(affine.template weight<0>(quad), affine.template weight<1>(quad));
+            const I32x16 second = pair_of(affine.template weight<2>(quad), affine.template weight<3>(quad));
+            first.store(pairs + 128 * j);
+            second.store(pairs + 128 * j + 64);
         });
     });
 }

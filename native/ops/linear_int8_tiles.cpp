@@ -1,31 +1,24 @@
 // Sixteen staged rows × sixteen rows of weights × 32 columns in one matrix instruction.
 //
-// Panels are unpacked a chunk of columns at a time, once for all rows. A group's exact sums come out as a tile of int32,
-// go through the first-level cache, and are scaled into sixteen accumulators. While vectors scale one group, the
-// matrix unit works on the next.
+// Panels are unpacked a chunk of columns at a time, once for all rows. A group's exact sums come out as a tile of
+// int32, go through the first-level cache, and are scaled into sixteen accumulators.
 //
-// Cost per 16 × 16 × 32 products: about 26 cycles of the matrix unit (16 to multiply, the rest to load and store tiles)
-// beside 24 to 32 cycles of vectors (3 or 4 operations per row, two in a cycle). These are the bound.
+// Cost per 16 × 16 × 32 products: about 16 cycles to multiply, 16 to store a tile, and 24 to 32 of vectors to scale it
+// (3 or 4 operations per row, two in a cycle). Vectors and the matrix unit hardly overlap, so the bound is their sum.
 #include "ops/linear_int8_panels.h"
 
 #if defined(__AMX_INT8__)
 
 #include <algorithm>
-#include <atomic>
 
+#include "simd/tiles.h"
 #include "weights/unpack.h"
 
 namespace kvarto::KVARTO_ISA {
 
 namespace {
 
-constexpr int32_t kChunk = 24;  // groups unpacked together, a multiple of a K-quant's 8: 15 KiB of the first-level cache
-
-struct alignas(64) TileShapes {
-    uint8_t palette = 1, start_row = 0, reserved[14] = {};
-    uint16_t row_bytes[16] = {};
-    uint8_t num_rows[16] = {};
-};
+constexpr int32_t kChunk = 24;  // groups unpacked together, a multiple of a K-quant's 8: 15 KiB
 
 // A group of sixteen staged rows, and of sixteen weight rows.
 struct RowGroup {
@@ -41,13 +34,11 @@ template <int num_halves> struct WeightGroup {
 };
 
 // Tiles 0 and 1: sums. 2 and 3: codes of rows. 4 and 5: codes of weights. Q6_K takes half a group at a time.
-template <int num_halves> void configure_tiles() {
-    TileShapes shapes;
-    for (int i = 0; i < 6; ++i) {
-        shapes.num_rows[i] = i < 4 ? 16 : 8 / num_halves;
-        shapes.row_bytes[i] = i == 2 || i == 3 ? kGroup / num_halves : 64;
-    }
-    _tile_loadconfig(&shapes);
+template <int num_halves> void configure() {
+    TileConfig config;
+    for (int tile = 0; tile < 6; ++tile)
+        config.set(tile, tile < 4 ? 16 : 8 / num_halves, tile == 2 || tile == 3 ? kGroup / num_halves : 64);
+    configure_tiles(config);
 }
 
 // Columns [32 · first, 32 · last) of a panel.
@@ -69,29 +60,19 @@ void unpack_chunk(const std::byte* panel, int32_t group_size, int32_t first, int
     }
 }
 
-// Tiles are named by literals: some compilers write them into the instruction's text.
 template <int turn, int num_halves, int half>
-[[gnu::always_inline]] inline void multiply_tile(const RowGroup& rows, const WeightGroup<num_halves>& weights, int32_t (&sums)[16][16]) {
-    const int8_t* codes = &rows.codes[0][half * kGroup / num_halves];
-    const int8_t* quads = weights.quads[half * 8 / num_halves];
-    if constexpr (turn == 0) {
-        _tile_zero(0);
-        _tile_loadd(2, codes, kGroup);
-        _tile_loadd(4, quads, 64);
-        _tile_dpbssd(0, 2, 4);
-        _tile_stored(0, sums, 64);
-    } else {
-        _tile_zero(1);
-        _tile_loadd(3, codes, kGroup);
-        _tile_loadd(5, quads, 64);
-        _tile_dpbssd(1, 3, 5);
-        _tile_stored(1, sums, 64);
-    }
+[[gnu::always_inline]] inline void multiply_tile(const RowGroup& rows, const WeightGroup<num_halves>& weights,
+                                                 int32_t (&sums)[16][16]) {
+    zero_tile<turn>();
+    load_tile<2 + turn>(&rows.codes[0][half * kGroup / num_halves], kGroup);
+    load_tile<4 + turn>(weights.quads[half * 8 / num_halves], 64);
+    multiply_tiles_int8<turn, 2 + turn, 4 + turn>();
+    store_tile<turn>(sums, 64);
 }
 
 template <int num_halves, int half, bool has_minimum>
-[[gnu::always_inline]] inline void scale_tile(const int32_t (&sums)[16][16], const RowGroup& rows, const WeightGroup<num_halves>& weights,
-                __m512 (&totals)[16]) {
+[[gnu::always_inline]] inline void scale_tile(const int32_t (&sums)[16][16], const RowGroup& rows,
+                                              const WeightGroup<num_halves>& weights, __m512 (&totals)[16]) {
     const __m512 scale = _mm512_load_ps(weights.scales[half]);
 #pragma GCC unroll 16
     for (int i = 0; i < 16; ++i) {
@@ -108,8 +89,9 @@ template <int num_halves, int half, bool has_minimum>
 // Groups [0, count) of one tile of rows and one panel, into sixteen accumulators.
 // Inlined, so that the accumulators stay in registers.
 template <Format format>
-[[gnu::always_inline]] inline void add_groups(const RowGroup* rows, const WeightGroup<Block<format>::kHalves>* weights, int32_t count,
-                __m512 (&totals)[16]) {
+[[gnu::always_inline]] inline void add_groups(const RowGroup* rows,
+                                              const WeightGroup<Block<format>::kHalves>* weights, int32_t count,
+                                              __m512 (&totals)[16]) {
     using B = Block<format>;
     constexpr int num_halves = B::kHalves;
     alignas(64) int32_t sums[2][16][16];
@@ -163,7 +145,6 @@ template <Format format> void multiply_panel(const Part& part, const Int8Rows& r
     for (int32_t first = 0; first < num_groups; first += kChunk) {
         const int32_t last = std::min(first + kChunk, num_groups);
         unpack_chunk<format>(packed, part.group_size, first, last, weights);
-        std::atomic_signal_fence(std::memory_order_seq_cst);  // a tile's load is no memory access to some compilers
         for (int32_t tile = 0; tile < rows.num_tiles(); ++tile) {
             const OutTile out{rows.out + 16 * tile * rows.out_stride + first_lane, rows.out_stride,
                               std::min(rows.num_rows - 16 * tile, 16), lanes};
@@ -183,9 +164,9 @@ template <Format format> void multiply_panel(const Part& part, const Int8Rows& r
 
 void multiply_panels_by_tiles(const Part& part, const Int8Rows& rows, int32_t first, int32_t last) {
     with_format(part.format, [&]<Format format>() {
-        configure_tiles<Block<format>::kHalves>();
+        configure<Block<format>::kHalves>();
         for (int32_t panel = first; panel < last; ++panel) multiply_panel<format>(part, rows, panel);
-        _tile_release();
+        release_tiles();
     });
 }
 

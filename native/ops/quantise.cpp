@@ -26,7 +26,8 @@ float largest_magnitude(F32x16 a, F32x16 b) {
 float largest_magnitude(F32x16 a, F32x16 b) {
     const __m256i magnitude = _mm256_set1_epi32(0x7FFFFFFF);
     const auto bits = [&](__m256 x) { return _mm256_and_si256(_mm256_castps_si256(x), magnitude); };
-    const __m256i eight = _mm256_max_epi32(_mm256_max_epi32(bits(a.lo), bits(a.hi)), _mm256_max_epi32(bits(b.lo), bits(b.hi)));
+    const __m256i first = _mm256_max_epi32(bits(a.lo), bits(a.hi)), second = _mm256_max_epi32(bits(b.lo), bits(b.hi));
+    const __m256i eight = _mm256_max_epi32(first, second);
     __m128i four = _mm_max_epi32(_mm256_castsi256_si128(eight), _mm256_extracti128_si256(eight, 1));
     four = _mm_max_epi32(four, _mm_shuffle_epi32(four, 0b01001110));
     four = _mm_max_epi32(four, _mm_shuffle_epi32(four, 0b10110001));

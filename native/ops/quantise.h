@@ -5,9 +5,9 @@
 
 namespace kvarto::KVARTO_ISA {
 
-// Quantises x[0 .. width - 1], a row or a piece of it; width is a multiple of 32. The bits are the same on every set. A
-// group that holds a NaN or an infinity gets zeros for codes and NaN for its scale and sum, so that products show it; one
-// whose largest value is below 1e-30 is all zeros.
+// Quantises x[0 .. width - 1], a row or a piece of it; width is a multiple of 32. The bits are the same on every set.
+// A group that holds a NaN or an infinity gets zeros for codes and NaN for its scale and sum, so that products show
+// it; one whose largest value is below 1e-30 is all zeros.
 //
 // Cost: about 25 vector operations and two loads per group of 32, on x in the first-level cache.
 void quantise_row(const float* x, int32_t width, QuantisedRow out);

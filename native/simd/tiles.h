@@ -44,6 +44,11 @@ template <int sums, int a, int b> [[gnu::always_inline]] inline void multiply_ti
     asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(sums), "i"(a), "i"(b));
 }
 
+// sums[m][n] += sum of a[m][k] · b[k / 4][n][k % 4], of signed bytes in int32.
+template <int sums, int a, int b> [[gnu::always_inline]] inline void multiply_tiles_int8() {
+    asm volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(sums), "i"(a), "i"(b));
+}
+
 }  // namespace kvarto::KVARTO_ISA
 
 #endif

@@ -1,7 +1,7 @@
 // Blocks of panels (weights/format.h) as codes, scales and minima, ready for products: w = scale * code + minimum.
 //
-// A group is 32 columns of a block. Its codes are eight quads: lane l of quad j holds the codes of k = 4j .. 4j + 3, one
-// per byte. They are unsigned, with `kOffset` still to be subtracted, but for Q8_0, whose codes are signed bytes.
+// A group is 32 columns of a block. Its codes are eight quads: lane l of quad j holds the codes of k = 4j .. 4j + 3,
+// one per byte. They are unsigned, with `kOffset` still to be subtracted, but for Q8_0, whose codes are signed bytes.
 #pragma once
 
 #include <cstdint>
@@ -37,9 +37,9 @@ inline void unpack_nibbles(const std::byte* nib, Quads& quads) {
 // Bits 4j .. 4j + 3 of each lane, one at bit 4 of each byte.
 template <int j> inline I32x16 fifth_bits(I32x16 words) {
 #if defined(__AVX512F__)
-    const __m512i spread = _mm512_setr_epi32(0, 0x10, 0x1000, 0x1010, 0x100000, 0x100010, 0x101000, 0x101010, 0x10000000,
-                                             0x10000010, 0x10001000, 0x10001010, 0x10100000, 0x10100010, 0x10101000,
-                                             0x10101010);
+    const __m512i spread = _mm512_setr_epi32(0, 0x10, 0x1000, 0x1010, 0x100000, 0x100010, 0x101000, 0x101010,
+                                             0x10000000, 0x10000010, 0x10001000, 0x10001010, 0x10100000, 0x10100010,
+                                             0x10101000, 0x10101010);
     return {_mm512_permutexvar_epi32(shift_right<4 * j>(words).v, spread)};
 #else
     I32x16 x = shift_right<4 * j>(words) & I32x16::set1(0xF);
