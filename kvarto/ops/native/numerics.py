@@ -2,8 +2,8 @@
 
 A product is int8 where every part of its matrix has 8 bits or less: activations are then quantised per row and group
 of 32. A buffer lies quantised where such products are all that read it, and whoever writes it can quantise. Where the
-set has matrix tiles, linears multiply in bfloat16 instead, which is faster there for several rows, and closer to
-float32; logits, of few rows, stay int8.
+set has matrix tiles, `bf16` lets linears multiply in bfloat16 instead, which is closer to float32 and slower for a
+single row; logits, of few rows, stay int8.
 """
 
 from __future__ import annotations
@@ -61,8 +61,7 @@ def decide_numerics(program: Program, activations: str, isa: str) -> Numerics:
     if activations != "auto" and not ops:
         asked = f"`--activations {activations}`"
         raise UsageError(f"{asked} needs matrices of 8 bits or less, and this model has none; use `auto` or `f32`")
-    has_tiles = isa == TILES_ISA and activations != "int8"
-    bf16_outputs = frozenset(op.out for op in ops if has_tiles and isinstance(op, Linear))
+    bf16_outputs = frozenset(op.out for op in ops if activations == "bf16" and isinstance(op, Linear))
     int8_outputs = frozenset(op.out for op in ops) - bf16_outputs
     return Numerics(int8_outputs, frozenset(_int8_buffers(program, int8_outputs)), bf16_outputs)
 

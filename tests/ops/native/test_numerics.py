@@ -41,12 +41,13 @@ def test_every_product_of_quantised_matrices_is_int8() -> None:
 
 def test_tiles_multiply_in_bfloat16_and_logits_in_8_bits() -> None:
     program = program_of(LLAMA, WeightFormat.Q4_1)
-    numerics = decide_numerics(program, "auto", "amx")
+    numerics = decide_numerics(program, "bf16", "amx")
     assert numerics.bf16_outputs == {op.out for op in program.ops if isinstance(op, Linear)}
     assert numerics.int8_outputs == {op.out for op in program.ops if isinstance(op, Logits)}
     assert numerics.int8_buffers == {op.x for op in program.ops if isinstance(op, Logits)}
     with pytest.raises(UsageError, match="--activations bf16"):
         decide_numerics(program, "bf16", NO_TILES)
+    assert decide_numerics(program, "auto", "amx") == decide_numerics(program, "int8", NO_TILES)
 
 
 def test_one_part_of_16_bits_keeps_a_product_and_what_it_reads_in_float32() -> None:
