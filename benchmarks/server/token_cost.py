@@ -1,8 +1,7 @@
 """What does the server add to a token? Microseconds of its CPU time per streamed token, the engine's not counted.
 
-`python -m benchmarks.server.token_cost [--model MODEL] [--streams 32] [--tokens 256]`: starts `kvarto serve`, reads that
-many streams at once over raw sockets, and divides what the server process used meanwhile by the tokens. Baseline:
-writing as many chunks of the same size to as many socket pairs, which is what the kernel takes for sending alone.
+`python -m benchmarks.server.token_cost [--model MODEL] [--streams 32] [--tokens 256]`: starts `kvarto serve`, reads that many
+streams at once over raw sockets, and divides what the server process used meanwhile by the tokens. Baseline: writing as many chunks of the same size to as many socket pairs, which is what the kernel takes for sending alone.
 """
 
 from __future__ import annotations
@@ -58,8 +57,9 @@ async def read_stream(port: int, model: str, num_tokens: int) -> int:
          "temperature": 1.0}
     ).encode()  # fmt: skip
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
-    writer.write(head.encode() + b"Connection: close\r\n\r\n" + body)
+    fields = ("Host: x", "Content-Type: application/json", f"Content-Length: {len(body)}", "Connection: close")
+    head = "\r\n".join(("POST /v1/completions HTTP/1.1", *fields, "", ""))
+    writer.write(head.encode() + body)
     num_events = 0
     while data := await reader.read(1 << 16):
         num_events += data.count(b"data: {")
