@@ -1,7 +1,8 @@
 """What does the server add to a token? Microseconds of its CPU time per streamed token, the engine's not counted.
 
-`python -m benchmarks.server.token_cost [--model MODEL] [--streams 32] [--tokens 256]`: starts `kvarto serve`, reads that many
-streams at once over raw sockets, and divides what the server process used meanwhile by the tokens. Baseline: writing as many chunks of the same size to as many socket pairs, which is what the kernel takes for sending alone.
+`python -m benchmarks.server.token_cost [--model MODEL] [--streams 32] [--tokens 256]`: starts `kvarto serve`, reads that
+many streams at once over raw sockets, and divides what the server process used meanwhile by the tokens. Baseline:
+sending as many chunks of the same size to as many sockets, which is what the kernel takes for that alone.
 """
 
 from __future__ import annotations
