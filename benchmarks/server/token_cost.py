@@ -1,6 +1,6 @@
 """What does the server add to a token? Microseconds of its CPU time per streamed token, the engine's not counted.
 
-`python -m benchmarks.server.token_cost [--model MODEL] [--streams 32] [--tokens 256]`: starts `kvarto serve`, reads that
+`python -m benchmarks.server.token_cost [--model MODEL] [--streams 32] [--tokens 256]`: starts `kvarto serve`, reads so
 many streams at once over raw sockets, and divides what the server process used meanwhile by the tokens. Baseline:
 sending as many chunks of the same size to as many sockets, which is what the kernel takes for that alone.
 """
