@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.peers.workload import COLUMNS
 from kvarto.core.errors import BadFile, UsageError
 
 SWEEPS = {"at": "requests at once", "ctx": "tokens of context"}
@@ -64,20 +66,19 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _bars(pyplot: Any, medians: Mapping[str, Mapping[str, float]]) -> Any:
-    """A panel per column, a bar per server."""
-    names = {name for row in medians.values() for name in row}
-    columns = sorted(name for name in names if not any(sweep_points({name: 1.0}, prefix)[0] for prefix in SWEEPS))
+    """A panel per column of the table, in its order; a bar per server that was measured in it."""
+    columns = [column for column in COLUMNS if any(column.name in row for row in medians.values())]
     if not columns:
         return None
     figure, panels = pyplot.subplots(1, len(columns), figsize=(3 * len(columns), 0.4 * len(medians) + 1), sharey=True,
                                      squeeze=False)  # fmt: skip
     for panel, column in zip(panels[0], columns, strict=True):
-        labels = list(medians)
-        bars = panel.barh(labels, [medians[label].get(column, 0.0) for label in labels])
-        panel.bar_label(bars, fmt="%.0f", padding=2)
-        panel.set_title(f"{column}, tok/s")
-        panel.margins(x=0.2)
-        panel.invert_yaxis()
+        figures = [medians[label].get(column.name, math.nan) for label in medians]
+        bars = panel.barh(list(medians), figures)
+        panel.bar_label(bars, ["" if math.isnan(figure) else f"{figure:.0f}" for figure in figures], padding=2)
+        panel.set_title(f"{column.title}, tok/s", fontsize="medium")
+        panel.margins(x=0.25)
+    panels[0][0].invert_yaxis()  # for all of them: they share the axis
     return figure
 
 

@@ -49,8 +49,11 @@ class CoreUse:
 
 
 def _foreign_s() -> float:
-    user, nice, system, _idle, _iowait, irq, soft_irq, steal = map(int, Path("/proc/stat").read_text().split()[1:9])
-    return (user + nice + system + irq + soft_irq + steal) / _TICKS_PER_S - cpu_s(os.getpid())
+    """The sum over processes: what `/proc/stat` has besides is sampled, and wrong where threads sleep often."""
+    ours = set(tree(os.getpid()))
+    steal_ticks = int(Path("/proc/stat").read_text().split()[8])
+    pids = (int(path.name) for path in Path("/proc").iterdir() if path.name.isdecimal())
+    return sum(_cpu_s(pid) for pid in pids if pid not in ours) + steal_ticks / _TICKS_PER_S
 
 
 def _peak_bytes(pid: int) -> int:
