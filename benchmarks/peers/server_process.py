@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import os
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -22,6 +24,7 @@ START_TIMEOUT_S = 600.0
 STOP_TIMEOUT_S = 15.0
 POLL_S = 0.05
 IDLE_WINDOW_S = 2.0
+_PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +94,7 @@ def running(launch: Launch, log_path: Path) -> Iterator[Server]:
     with log_path.open("wb") as log:
         start_s = time.perf_counter()
         process = subprocess.Popen(launch.command, env=os.environ | launch.environment, stdin=subprocess.DEVNULL,
-                                   stdout=log, stderr=log, process_group=0)  # fmt: skip
+                                   stdout=log, stderr=log, process_group=0, preexec_fn=_end_with_parent)  # fmt: skip
     try:
         _wait(launch, process, log_path)
         yield Server(launch, process, time.perf_counter() - start_s)
@@ -106,6 +109,12 @@ def _wait(launch: Launch, process: subprocess.Popen[bytes], log_path: Path) -> N
             end = log_path.read_text(errors="replace")[-2_000:]
             raise EngineError(f"{launch.label} did not start (exit code {process.poll()}); `{log_path}` ends:\n{end}")
         time.sleep(POLL_S)
+
+
+def _end_with_parent() -> None:
+    """Runs in the child: a benchmark that is killed leaves no server behind."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:

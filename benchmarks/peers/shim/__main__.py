@@ -85,7 +85,7 @@ def main() -> None:
     app = web.Application(client_max_size=LINE_BYTES)
     app.on_startup.append(front.open)
     app.router.add_post("/v1/completions", front.complete)
-    web.run_app(app, host="127.0.0.1", port=int(port), print=None, access_log=None)
+    web.run_app(app, host="127.0.0.1", port=int(port), print=None, access_log=None, shutdown_timeout=1)
 
 
 if __name__ == "__main__":
