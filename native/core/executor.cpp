@@ -1,6 +1,7 @@
 #include "core/executor.h"
 
 #include <algorithm>
+#include <type_traits>
 #include <utility>
 
 namespace kvarto {
@@ -42,6 +43,23 @@ auto kernel_of(const Kernels& kernels, const ExpertsOp&) { return kernels.expert
 auto kernel_of(const Kernels& kernels, const LogitsOp&) { return kernels.logits; }
 auto kernel_of(const Kernels& kernels, const SampleOp&) { return kernels.sample; }
 
+// Where an op changes rows in place, or only reads them; null for others.
+const std::byte* rows_in_place(const AnyOp& any) {
+    return std::visit(
+        []<class Op>(const Op& op) -> const std::byte* {
+            if constexpr (std::is_same_v<Op, HeadNormOp> || std::is_same_v<Op, RopeOp> || std::is_same_v<Op, WriteKVOp>)
+                return op.qkv.data;
+            else return nullptr;
+        },
+        any);
+}
+
+// Whether two ops may be brought through a few rows together. Only in place: another buffer that the second writes may
+// have been planned where rows lie that the first has yet to read.
+bool may_follow(const AnyOp& first, const AnyOp& second) {
+    return rows_in_place(second) != nullptr && rows_in_place(first) == rows_in_place(second);
+}
+
 }  // namespace
 
 Executor::Space Executor::space_of(const AnyOp& op) {
@@ -57,7 +75,7 @@ void Executor::add(AnyOp op) {
     const Space space = space_of(op);
     const size_t index = ops_.size();
     ops_.push_back(std::move(op));
-    if (space != Space::kTeam && !phases_.empty() && phases_.back().space == space)
+    if (index > 0 && may_follow(ops_[index - 1], ops_[index]))
         phases_.back().last = index + 1;
     else
         phases_.push_back({space, index, index + 1});

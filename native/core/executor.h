@@ -1,7 +1,7 @@
 // A compiled program: a flat list of ops with every address resolved, walked once per step by a team of threads.
 //
-//   phase   one op for the whole team (it divides its work itself), or a run of row ops over the same rows: workers
-//           take chunks of rows and bring each through all ops of the run, while it is in their caches
+//   phase   one op for the whole team (it divides its work itself), or row ops: workers take chunks of rows. A run of
+//           ops that change the same rows in place is one phase: each chunk goes through all of them
 //   step    phase, barrier, phase, barrier, …   no allocation, no lock, no system call but to sleep in a long barrier
 #pragma once
 

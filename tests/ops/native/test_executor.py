@@ -26,12 +26,12 @@ def step(llama: Opened) -> Step:
     return llama.step([(tokens, tables[0], 20, 40), (tokens, tables[1], 0, 9)])
 
 
-def test_row_ops_over_the_same_rows_share_a_phase(llama: Opened) -> None:
+def test_row_ops_in_place_share_a_phase(llama: Opened) -> None:
     compiled = llama.backend._opened.compiled  # type: ignore[attr-defined]
-    # Embed and norm; per layer qkv, (rope, write), attention, out, norm, gate_up, activation, down, and all but once a
-    # norm; then (gather, norm), logits, sample.
+    # Embed, norm; per layer qkv, (rope, write), attention, out, norm, gate_up, activation, down, and all but once a
+    # norm; then gather, norm, logits, sample.
     num_layers = LLAMA["num_hidden_layers"]
-    assert compiled.num_phases == 1 + 8 * num_layers + (num_layers - 1) + 3
+    assert compiled.num_phases == 2 + 8 * num_layers + (num_layers - 1) + 4
     assert len(llama.program.ops) == 1 + 10 * num_layers + 4
 
 
