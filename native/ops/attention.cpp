@@ -28,20 +28,13 @@ public:
           path_(op, memory_) {}
 
     void run() {
-        const int32_t num_heads = op_.heads.num_kv_heads;
         int32_t u = 0;
         int64_t first = 0;  // item of unit u
         for (int64_t item = worker_.take(); item < plan_.num_items(); item = worker_.take()) {
-            while (item >= first + plan_.unit(u).num_items * num_heads) first += plan_.unit(u++).num_items * num_heads;
-            const auto index = static_cast<int32_t>(item - first);
-            run_item(plan_.unit(u), index % num_heads, index / num_heads);
+            while (item >= first + plan_.num_items(plan_.unit(u))) first += plan_.num_items(plan_.unit(u++));
+            run_item(plan_.unit(u), plan_.item(plan_.unit(u), static_cast<int32_t>(item - first)));
         }
-        if (!plan_.has_partials()) return;
-        worker_.barrier();
-        for (int64_t i = worker_.take(); i < int64_t{plan_.num_units()} * num_heads; i = worker_.take()) {
-            const Unit& unit = plan_.unit(static_cast<int32_t>(i / num_heads));
-            if (unit.num_items > 1) merge_unit(unit, static_cast<int32_t>(i % num_heads));
-        }
+        if (plan_.has_partials()) merge_units();
     }
 
 private:
@@ -58,21 +51,22 @@ private:
         return partials_ + (unit.first_partial + stretch * unit.num_rows) * partial_floats(op_.heads);
     }
 
-    void run_item(const Unit& unit, int32_t kv_head, int32_t item) {
-        const UnitRows rows(plan_, op_.heads, unit, kv_head);
-        path_.load_queries(rows);
-        const SpanRange spans = plan_.spans(unit, item);
-        for (int32_t span = spans.first; span < spans.end; ++span) {
-            if (unit.num_seqs > 1 || Path::kAddsUp) span_.clear(rows.num_rows);
-            run_span(unit, rows, kv_head, plan_.first_tile(unit, span));
-            if (unit.num_items > 1)
-                set_aside(rows, partial(unit, kv_head, span));
-            else if (span == 0)
-                std::swap(sums_, span_);
-            else
-                merge(sums_, span_, rows.num_rows, factor_);
+    void run_item(const Unit& unit, const Item& item) {
+        for (int32_t head = item.first_head; head < item.end_head; ++head) {
+            const UnitRows rows(plan_, op_.heads, unit, head);
+            path_.start(rows, plan_.first_tile(unit, item.spans.end));
+            for (int32_t span = item.spans.first; span < item.spans.end; ++span) {
+                if (unit.num_seqs > 1 || Path::kAddsUp) span_.clear(rows.num_rows);
+                run_span(unit, rows, head, plan_.first_tile(unit, span));
+                if (plan_.is_split(unit))
+                    set_aside(rows, partial(unit, head, span));
+                else if (span == 0)
+                    std::swap(sums_, span_);
+                else
+                    merge(sums_, span_, rows.num_rows, factor_);
+            }
+            if (!plan_.is_split(unit)) write(rows);
         }
-        if (unit.num_items == 1) write(rows);
     }
 
     void run_span(const Unit& unit, const UnitRows& rows, int32_t kv_head, int32_t span_tile) {
@@ -98,6 +92,15 @@ private:
         std::copy_n(span_.values, num_values, partial);
         std::copy_n(span_.maximum, rows.num_rows, partial + num_values);
         std::copy_n(span_.total, rows.num_rows, partial + num_values + rows.num_rows);
+    }
+
+    void merge_units() {
+        worker_.barrier();
+        const int32_t num_heads = op_.heads.num_kv_heads;
+        for (int64_t i = worker_.take(); i < int64_t{plan_.num_units()} * num_heads; i = worker_.take()) {
+            const Unit& unit = plan_.unit(static_cast<int32_t>(i / num_heads));
+            if (plan_.is_split(unit)) merge_unit(unit, static_cast<int32_t>(i % num_heads));
+        }
     }
 
     void merge_unit(const Unit& unit, int32_t kv_head) {

@@ -1,4 +1,4 @@
-// Attention in products of bfloat16 tiles (AMX), sums in float32: strips of 256 keys, each a softmax of its own, merged
+// Attention in products of bfloat16 tiles (AMX), sums in float32: strips of 128 keys, each a softmax of its own, merged
 // in order.
 //
 //   scores   S^T [16 keys, queries] = K [16 keys, 32 dims] Q^T: pages are read as they lie, where they hold bfloat16
@@ -6,6 +6,8 @@
 //   weights  of 4, 8 or 16 queries at a time, bfloat16; see attention_amx_softmax.h
 //   values   [16 queries, 16 dims] = P [16 queries, 32 keys] V: values are copied once per strip for all rows of a
 //            unit, two keys to a pair, which is how a product wants them
+//
+// Thirty-two queries share each tile of keys and of values that is loaded, where there are as many.
 //
 // Columns of values therefore come in another order than dims, which `in_order` undoes at the end.
 //
@@ -66,34 +68,31 @@ public:
           queries_(memory.take<uint16_t>(kUnitRows * width_)),
           keys_(memory.take<uint16_t>(kStripKeys * width_)),
           values_(memory.take<uint16_t>(kStripKeys * width_)),
-          scores_(memory.take<float>(kStripKeys * 16)),
-          weights_(memory.take<uint16_t>(16 * kStripKeys)),
+          scores_(memory.take<float>(2 * kBlockScores)),
+          weights_(memory.take<uint16_t>(2 * kBlockScores)),
           out_(memory.take<float>(16 * width_)) {}
     ~FastPath() { _tile_release(); }
     FastPath(const FastPath&) = delete;
     FastPath& operator=(const FastPath&) = delete;
 
-    void load_queries(const UnitRows& rows) {
-        const float log2_e = 1.44269504F, scale = op_.softcap > 0 ? op_.scale : op_.scale * log2_e;
-        for (int32_t r = 0; r < rows.num_rows; ++r) {
-            const float* head = op_.qkv.f32(rows.token[r]) + rows.head[r] * dim_;
-            for (int32_t i = 0; i < width_; i += 32) {
-                const __m512 low = _mm512_mul_ps(load_dims(head, i), _mm512_set1_ps(scale));
-                const __m512 high = _mm512_mul_ps(load_dims(head, i + 16), _mm512_set1_ps(scale));
-                _mm512_store_ps(query_rows_ + r * width_ + i, bf16_pair(low, high));
-            }
-        }
-        laid_first_ = laid_end_ = 0;
+    // Rows that will attend to tiles before `end_tile`.
+    void start(const UnitRows& rows, int32_t end_tile) {
+        end_tile_ = end_tile;
+        load_queries(rows);
     }
 
     // The strip's softmax for rows [first_row, end_row): tiles [first_tile, end_tile) of a sequence's pages.
     void attend(const UnitRows& rows, int32_t first_row, int32_t end_row, const int32_t* table, int32_t context,
                 int32_t kv_head, int32_t first_tile, int32_t end_tile, Sums& sums) {
         if (first_tile >= end_tile) return;
-        lay_out(table, context, kv_head, first_tile, end_tile, rows.end_key[end_row - 1]);
+        if (end_row - first_row <= kFewRows)
+            prefetch(table, std::min(context, rows.end_key[end_row - 1]), end_tile, kv_head);
+        lay_out(table, context, kv_head, first_tile, end_tile);
         lay_out_queries(first_row, end_row);
         const uint16_t* queries = queries_;
-        for (int32_t row = first_row; row < end_row; row += 16) {
+        int32_t row = first_row;
+        for (; row + 32 <= end_row; row += 32, queries += 32 * width_) attend_two_blocks(rows, row, queries, sums);
+        for (; row < end_row; row += 16, queries += 16 * width_) {
             const int32_t num_rows = std::min(16, end_row - row);
             if (num_rows <= 4)
                 attend_block<4>(rows, row, num_rows, queries, sums);
@@ -101,7 +100,6 @@ public:
                 attend_block<8>(rows, row, num_rows, queries, sums);
             else
                 attend_block<16>(rows, row, num_rows, queries, sums);
-            queries += 16 * width_;
         }
     }
 
@@ -117,20 +115,32 @@ public:
     }
 
 private:
+    static constexpr int32_t kBlockScores = 16 * kStripKeys;
+
     // Sixteen elements of a head, 0 behind its end.
     __m512 load_dims(const float* head, int32_t first) const {
         const int32_t count = std::clamp(dim_ - first, 0, 16);
         return _mm512_maskz_loadu_ps(static_cast<__mmask16>((1U << count) - 1), head + first);
     }
 
-    // Keys and values of the strip, for all rows that read them; meanwhile the next strip is fetched into the caches.
-    void lay_out(const int32_t* table, int32_t context, int32_t kv_head, int32_t first_tile, int32_t end_tile,
-                 int32_t end_key) {
+    void load_queries(const UnitRows& rows) {
+        const float log2_e = 1.44269504F, scale = op_.softcap > 0 ? op_.scale : op_.scale * log2_e;
+        for (int32_t r = 0; r < rows.num_rows; ++r) {
+            const float* head = op_.qkv.f32(rows.token[r]) + rows.head[r] * dim_;
+            for (int32_t i = 0; i < width_; i += 32) {
+                const __m512 low = _mm512_mul_ps(load_dims(head, i), _mm512_set1_ps(scale));
+                const __m512 high = _mm512_mul_ps(load_dims(head, i + 16), _mm512_set1_ps(scale));
+                _mm512_store_ps(query_rows_ + r * width_ + i, bf16_pair(low, high));
+            }
+        }
+        laid_first_ = laid_end_ = 0;
+    }
+
+    // Keys and values of the strip, for all rows that read them.
+    void lay_out(const int32_t* table, int32_t context, int32_t kv_head, int32_t first_tile, int32_t end_tile) {
         first_key_ = first_tile * kTileKeys;
         num_keys_ = (end_tile - first_tile) * kTileKeys;
         for (int32_t tile = first_tile; tile < end_tile; ++tile) {
-            const int32_t next = tile + kSpanTiles;
-            if (next * kTileKeys < end_key) prefetch(table, std::min(context, end_key), next, kv_head);
             const int32_t first = tile * kTileKeys - first_key_;
             switch (pages_.type) {
                 case KVType::kF32: lay_out_tile<KVType::kF32>(table, context, tile, kv_head, first); break;
@@ -141,9 +151,10 @@ private:
         }
     }
 
-    void prefetch(const int32_t* table, int32_t context, int32_t tile, int32_t kv_head) const {
-        const int32_t end = std::min((tile + 1) * kTileKeys, context);
-        for (int32_t key = tile * kTileKeys; key < end;) {
+    // The next strip, into the caches.
+    void prefetch(const int32_t* table, int32_t context, int32_t first_tile, int32_t kv_head) const {
+        const int32_t end = std::min(std::min(first_tile + kSpanTiles, end_tile_) * kTileKeys, context);
+        for (int32_t key = first_tile * kTileKeys; key < end;) {
             const int32_t offset = key % pages_.page_size, run = std::min(pages_.page_size - offset, end - key);
             const int32_t page = table[key / pages_.page_size];
             for (const Plane which : {Plane::kKey, Plane::kValue}) {
@@ -178,7 +189,8 @@ private:
 
     template <KVType kType> void pair_values(const TileTokens& values, int32_t key, uint16_t* out) const {
         for (int32_t i = 0; i < width_; i += 32)
-            store_pairs(load_bf16<kType>(values, key, i, dim_), load_bf16<kType>(values, key + 1, i, dim_), out + 2 * i);
+            store_pairs(load_bf16<kType>(values, key, i, dim_), load_bf16<kType>(values, key + 1, i, dim_),
+                        out + 2 * i);
     }
 
     void pair_whole_values(const TileTokens& values, uint16_t* out) const {
@@ -219,17 +231,34 @@ private:
 
     template <int N>
     void attend_block(const UnitRows& rows, int32_t row, int32_t num_rows, const uint16_t* queries, Sums& sums) {
-        const QueryLanes<N> lanes(rows.first_key + row, rows.end_key + row, num_rows);
         set_shapes<N>();
         score<N>(queries);
-        if (op_.softcap > 0) cap(num_keys_ * N);
-        hide_unseen<N>(scores_, first_key_, num_keys_, lanes);
-        const __m512 most = largest_scores<N>(scores_, num_keys_);
-        const __m512 total = weigh<N>(scores_, num_keys_, most, weights_);
+        weigh_block<N>(rows, row, num_rows, scores_, weights_, sums);
+        float* values = sums.values + row * sums.width;
+        add_values(num_rows == 16 ? values : out_);
+        if (num_rows < 16) std::copy_n(out_, num_rows * width_, values);
+    }
+
+    void attend_two_blocks(const UnitRows& rows, int32_t row, const uint16_t* queries, Sums& sums) {
+        set_shapes<16>();
+        score_two_blocks(queries);
+        for (int32_t b = 0; b < 2; ++b)
+            weigh_block<16>(rows, row + 16 * b, 16, scores_ + b * kBlockScores, weights_ + b * kBlockScores, sums);
+        add_values_of_two_blocks(sums.values + row * sums.width);
+    }
+
+    // Weights of a block from its scores, and its maxima and totals.
+    template <int N>
+    void weigh_block(const UnitRows& rows, int32_t row, int32_t num_rows, float* scores, uint16_t* weights,
+                     Sums& sums) {
+        const QueryLanes<N> lanes(rows.first_key + row, rows.end_key + row, num_rows);
+        if (op_.softcap > 0) cap(scores, num_keys_ * N);
+        hide_unseen<N>(scores, first_key_, num_keys_, lanes);
+        const __m512 most = largest_scores<N>(scores, num_keys_);
+        const __m512 total = weigh<N>(scores, num_keys_, most, weights);
         const auto is_row = static_cast<__mmask16>((1U << num_rows) - 1);
         _mm512_mask_storeu_ps(sums.maximum + row, is_row, most);
         _mm512_mask_storeu_ps(sums.total + row, is_row, total);
-        add_values(num_rows, sums.values + row * sums.width);
     }
 
     template <int N> void set_shapes() {
@@ -257,14 +286,39 @@ private:
         }
     }
 
-    void cap(int32_t num_scores) {
-        const F32x16 log2_e = F32x16::set1(1.44269504F);
-        for (int32_t i = 0; i < num_scores; i += 16)
-            (softcapped(F32x16::load(scores_ + i), op_.softcap) * log2_e).store(scores_ + i);
+    // Thirty-two keys and as many queries at a time.
+    void score_two_blocks(const uint16_t* queries) {
+        const int64_t stride = 2 * width_;
+        for (int32_t key = 0; key < num_keys_; key += 32) {
+            const std::byte *first = key_rows_[key / 16], *last = key_rows_[key / 16 + 1];
+            _tile_zero(0);
+            _tile_zero(1);
+            _tile_zero(2);
+            _tile_zero(3);
+            for (int32_t i = 0; i < width_; i += 32) {
+                _tile_loadd(4, queries + i * 16, 64);
+                _tile_loadd(6, first + 2 * i, stride);
+                _tile_dpbf16ps(0, 6, 4);
+                _tile_loadd(7, last + 2 * i, stride);
+                _tile_dpbf16ps(1, 7, 4);
+                _tile_loadd(5, queries + (width_ + i) * 16, 64);
+                _tile_dpbf16ps(2, 6, 5);
+                _tile_dpbf16ps(3, 7, 5);
+            }
+            _tile_stored(0, scores_ + key * 16, 64);
+            _tile_stored(1, scores_ + (key + 16) * 16, 64);
+            _tile_stored(2, scores_ + kBlockScores + key * 16, 64);
+            _tile_stored(3, scores_ + kBlockScores + (key + 16) * 16, 64);
+        }
     }
 
-    void add_values(int32_t num_rows, float* values) {
-        float* out = num_rows == 16 ? values : out_;
+    void cap(float* scores, int32_t num_scores) const {
+        const F32x16 log2_e = F32x16::set1(1.44269504F);
+        for (int32_t i = 0; i < num_scores; i += 16)
+            (softcapped(F32x16::load(scores + i), op_.softcap) * log2_e).store(scores + i);
+    }
+
+    void add_values(float* out) const {
         for (int32_t i = 0; i < width_; i += 32) {
             _tile_zero(4);
             _tile_zero(5);
@@ -279,13 +333,37 @@ private:
             _tile_stored(4, out + i, 4 * width_);
             _tile_stored(5, out + i + 16, 4 * width_);
         }
-        if (num_rows < 16) std::copy_n(out_, num_rows * width_, values);
+    }
+
+    // Thirty-two queries and as many dims at a time; the order of keys is that of one block.
+    void add_values_of_two_blocks(float* out) const {
+        for (int32_t i = 0; i < width_; i += 32) {
+            _tile_zero(0);
+            _tile_zero(1);
+            _tile_zero(2);
+            _tile_zero(3);
+            for (int32_t key = 0; key < num_keys_; key += 32) {
+                const uint16_t* pairs = values_ + key * width_ + 2 * i;
+                _tile_loadd(4, weights_ + key, 2 * kStripKeys);
+                _tile_loadd(6, pairs, 4 * width_);
+                _tile_dpbf16ps(0, 4, 6);
+                _tile_loadd(7, pairs + 32, 4 * width_);
+                _tile_dpbf16ps(1, 4, 7);
+                _tile_loadd(5, weights_ + kBlockScores + key, 2 * kStripKeys);
+                _tile_dpbf16ps(2, 5, 6);
+                _tile_dpbf16ps(3, 5, 7);
+            }
+            _tile_stored(0, out + i, 4 * width_);
+            _tile_stored(1, out + i + 16, 4 * width_);
+            _tile_stored(2, out + 16 * width_ + i, 4 * width_);
+            _tile_stored(3, out + 16 * width_ + i + 16, 4 * width_);
+        }
     }
 
     const AttentionOp& op_;
     const LayerPages pages_;
     const int32_t dim_, width_;
-    int32_t shapes_ = 0, laid_first_ = 0, laid_end_ = 0, first_key_ = 0, num_keys_ = 0;
+    int32_t end_tile_ = 0, shapes_ = 0, laid_first_ = 0, laid_end_ = 0, first_key_ = 0, num_keys_ = 0;
     const std::byte* key_rows_[kStripKeys / 16];
     uint16_t *query_rows_, *queries_, *keys_, *values_;
     float* scores_;

@@ -1,7 +1,7 @@
 // From scores of a strip to weights in bfloat16, as the tile products write and read them.
 //
 //   scores   [key][N] f32, N = 4, 8 or 16 queries: a vector holds 16 / N keys
-//   weights  [query][key] bf16, rows of 512 bytes
+//   weights  [query][key] bf16, rows of 256 bytes
 //
 // A query's sum of weights has four parts, by key modulo 4, and ((0 + 2) + (1 + 3)): the same for every N.
 #pragma once
@@ -17,7 +17,7 @@
 
 namespace kvarto::KVARTO_ISA {
 
-inline constexpr int32_t kStripKeys = 256;
+inline constexpr int32_t kStripKeys = 128;
 
 // 2^x for x up to 0, exactly 1 at 0 and 0 at -inf: 2^floor(x) times a polynomial of what is left, in [0, 1). To 1e-4
 // for weights, which keep eight bits, and to 1e-7 for factors; least relative error, by Lawson's iteration.

@@ -80,7 +80,8 @@ public:
           values_(memory.take<float>(kTileKeys * width_)),
           scores_(memory.take<float>(kBlockRows * kTileKeys)) {}
 
-    void load_queries(const UnitRows& rows) {
+    // Rows that will attend to tiles before `end_tile`.
+    void start(const UnitRows& rows, int32_t) {
         const F32x16 scale = F32x16::set1(op_.scale);
         for (int32_t r = 0; r < rows.num_rows; ++r) {
             const float* head = op_.qkv.f32(rows.token[r]) + rows.head[r] * dim_;

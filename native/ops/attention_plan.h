@@ -4,7 +4,8 @@
 //
 //   unit    rows that read the same pages: some of one sequence, or all of several that share their first tiles
 //   tile    64 keys by absolute position;  span = the tiles that add up alone, `span_tiles` of them
-//   item    one kv head of a unit: all spans, or a stretch of them, whose sums are then merged in order
+//   item    one kv head of a unit, or all of them one after the other: all spans, or a stretch of them, whose sums are
+//           then merged in order
 //
 // No bit of the result depends on how rows, spans and threads come together: a row's arithmetic is its own. So all of
 // this is free to follow the machine. Every worker makes the same plan by itself, which is cheaper than to wait for it.
@@ -21,20 +22,26 @@ namespace kvarto::KVARTO_ISA {
 inline constexpr int32_t kTileKeys = 64;
 inline constexpr int32_t kUnitRows = 64;     // at most, in a unit
 inline constexpr int32_t kLeastUnitRows = 16;
+inline constexpr int32_t kFewRows = 16;      // up to so many are bound by reading keys and values
 
 struct Unit {
     int32_t first_seq, num_seqs;   // places in AttentionPlan::order
     int32_t first_row, num_rows;   // of its only sequence; of several, all rows of each
     int32_t first_tile, end_tile;  // what any of its rows sees
     int32_t shared_end;            // the tiles before lie in the same pages for all its sequences
-    int32_t spans_per_item;
-    int32_t num_items;             // per kv head; 1: the item finishes its rows
-    int32_t first_partial;         // where an unfinished one's sums go, in rows
+    int32_t spans_per_item;        // fewer than all: sums are set aside
+    int32_t first_partial;         // where, in rows
+    int32_t heads_per_item;
 };
 
 // Spans of a unit are counted from the one that holds its first tile.
 struct SpanRange {
     int32_t first, end;
+};
+
+struct Item {
+    int32_t first_head, end_head;
+    SpanRange spans;
 };
 
 class AttentionPlan {
@@ -55,6 +62,7 @@ public:
         make_order();
         make_units();
         split_units(num_threads, num_partial_rows);
+        count_items(num_threads);
     }
 
     // At most, for steps of so many tokens and sequences.
@@ -65,7 +73,7 @@ public:
     }
 
     int32_t num_units() const { return num_units_; }
-    int64_t num_items() const { return num_items_; }
+    int64_t num_items() const { return num_items_; }  // of all units
     bool has_partials() const { return has_partials_; }
     const Unit& unit(int32_t i) const { return units_[i]; }
     int32_t sequence(const Unit& unit, int32_t i) const { return order_[unit.first_seq + i]; }
@@ -84,9 +92,17 @@ public:
     int32_t num_spans(const Unit& unit) const {
         return (unit.end_tile - 1) / span_tiles_ - unit.first_tile / span_tiles_ + 1;
     }
-    SpanRange spans(const Unit& unit, int32_t item) const {
-        return {item * unit.spans_per_item, std::min((item + 1) * unit.spans_per_item, num_spans(unit))};
+    bool is_split(const Unit& unit) const { return unit.spans_per_item < num_spans(unit); }
+    int32_t num_items(const Unit& unit) const {
+        return (num_spans(unit) + unit.spans_per_item - 1) / unit.spans_per_item * (num_heads() / unit.heads_per_item);
     }
+    // Heads of a stretch of spans are neighbours.
+    Item item(const Unit& unit, int32_t index) const {
+        const int32_t parts = num_heads() / unit.heads_per_item;
+        const int32_t head = index % parts * unit.heads_per_item, span = index / parts * unit.spans_per_item;
+        return {head, head + unit.heads_per_item, {span, std::min(span + unit.spans_per_item, num_spans(unit))}};
+    }
+    int32_t num_heads() const { return op_.heads.num_kv_heads; }
     int32_t first_tile(const Unit& unit, int32_t span) const {
         return (unit.first_tile / span_tiles_ + span) * span_tiles_;
     }
@@ -121,7 +137,7 @@ private:
         const int32_t seq = order_[place];
         const int32_t first_tile = first_key(position(seq, first_row)) / kTileKeys;
         const int32_t end_tile = position(seq, first_row + rows - 1) / kTileKeys + 1;
-        return {place, 1, first_row, rows, first_tile, end_tile, end_tile, 0, 1, 0};
+        return {place, 1, first_row, rows, first_tile, end_tile, end_tile, 0, 0, 1};
     }
 
     // Adds the sequence to the last unit where they share enough.
@@ -136,7 +152,7 @@ private:
         const int32_t shared = std::min(last.num_seqs == 1 ? INT32_MAX : last.shared_end, shared_tiles(before, seq));
         if (shared == 0 || (last.num_seqs > 1 && 2 * shared < last.shared_end)) return false;
         last = {last.first_seq, last.num_seqs + 1, 0, last.num_rows + rows, 0,
-                std::max(last.end_tile, own.end_tile), shared, 0, 1, 0};
+                std::max(last.end_tile, own.end_tile), shared, 0, 0, 1};
         return true;
     }
 
@@ -154,27 +170,39 @@ private:
     // Reading a tile costs about as much as sixteen rows that meet it.
     static int64_t cost(const Unit& unit) { return int64_t{unit.end_tile - unit.first_tile} * (16 + unit.num_rows); }
 
+    // Few rows take all heads of a stretch, which lie side by side in a page: what the machine fetches ahead is used.
+    int32_t heads_together(const Unit& unit) const { return unit.num_rows <= kFewRows ? num_heads() : 1; }
+
     // Cuts what would keep one thread busy when the others are done, as far as there is room for its sums.
     void split_units(int32_t num_threads, int64_t num_partial_rows) {
-        const int32_t num_heads = op_.heads.num_kv_heads;
         int64_t total = 0, partial_rows = 0;
-        for (int32_t i = 0; i < num_units_; ++i) total += cost(units_[i]) * num_heads;
+        for (int32_t i = 0; i < num_units_; ++i) total += cost(units_[i]) * num_heads();
         for (int32_t i = 0; i < num_units_; ++i) {
             Unit& unit = units_[i];
             const int32_t spans = num_spans(unit);
-            const int64_t rows = int64_t{spans} * unit.num_rows * num_heads;
+            const int64_t rows = int64_t{spans} * unit.num_rows * num_heads(), work = cost(unit) * heads_together(unit);
             unit.spans_per_item = spans;
-            if (num_threads > 1 && cost(unit) * 4 * num_threads > total && partial_rows + rows <= num_partial_rows) {
-                const int64_t aim = total * spans / (8 * num_threads * cost(unit));
-                unit.spans_per_item = std::clamp<int32_t>(static_cast<int32_t>(aim), 1, spans);
-                unit.num_items = (spans + unit.spans_per_item - 1) / unit.spans_per_item;
-            }
-            if (unit.num_items > 1) {
-                unit.first_partial = static_cast<int32_t>(partial_rows);
-                partial_rows += rows;
-                has_partials_ = true;
-            }
-            num_items_ += int64_t{unit.num_items} * num_heads;
+            if (num_threads == 1 || work * 4 * num_threads <= total || partial_rows + rows > num_partial_rows) continue;
+            const auto aim = static_cast<int32_t>(total * spans / (8 * num_threads * work));
+            unit.spans_per_item = std::clamp(aim, 1, spans);
+            if (!is_split(unit)) continue;
+            unit.first_partial = static_cast<int32_t>(partial_rows);
+            partial_rows += rows;
+            has_partials_ = true;
+        }
+    }
+
+    // Heads go apart where there would be too few items for all threads.
+    void count_items(int32_t num_threads) {
+        for (int32_t i = 0; i < num_units_; ++i) {
+            units_[i].heads_per_item = heads_together(units_[i]);
+            num_items_ += num_items(units_[i]);
+        }
+        if (num_items_ >= 4 * num_threads || num_threads == 1) return;
+        num_items_ = 0;
+        for (int32_t i = 0; i < num_units_; ++i) {
+            units_[i].heads_per_item = 1;
+            num_items_ += num_items(units_[i]);
         }
     }
 

@@ -9,7 +9,7 @@
 
 namespace kvarto::KVARTO_ISA {
 
-inline constexpr int32_t kLeastSpanTiles = 4;  // of all ways to compute
+inline constexpr int32_t kLeastSpanTiles = 2;  // of all ways to compute
 
 // Hands out pieces of a range of bytes, one after the other.
 class Memory {
@@ -36,7 +36,7 @@ constexpr int64_t thread_bytes(const HeadShape& heads) {
     const int64_t dim = padded_dim(heads);
     const int64_t queries = kUnitRows * dim * 4, sums = 2 * kUnitRows * (dim + 2) * 4;
     const int64_t exact = 2 * kTileKeys * dim * 4 + kUnitRows * kTileKeys * 4;
-    const int64_t fast = 4 * kTileKeys * (2 * dim * 2 + 16 * (4 + 2)) + 16 * dim * 4;
+    const int64_t fast = kLeastSpanTiles * kTileKeys * (2 * dim * 2 + 32 * (4 + 2)) + 16 * dim * 4;
     return align_up(queries + sums + std::max(exact, fast), 64) + 4096;  // small pieces and their alignment
 }
 
