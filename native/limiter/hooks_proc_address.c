@@ -6,7 +6,7 @@
 
 #include "charge.h"
 
-enum { KNOWN_CUDA_VERSION = 13050 };
+enum { KNOWN_CUDA_VERSION = 13050, INSTANTIATE_BECAME_FLAGS = 12000 };
 
 static void *hook_of_address(const void *address) {
     for (int index = 0; index < NUM_HOOKED; index++) {
@@ -20,9 +20,13 @@ static bool is_per_thread(const char *symbol) {
     return length > 5 && strcmp(symbol + length - 5, "_ptsz") == 0;
 }
 
-/* The newest variant that a program of this version expects. A family of per-thread variants has one for each. */
+/* The newest variant that a program of this version expects. A family of per-thread variants has one for each. One name
+ * became another function's, with other arguments. */
 static const Entry *variant(const char *base, int version, bool per_thread) {
     const Entry *best = NULL;
+    if (version >= INSTANTIATE_BECAME_FLAGS && strcmp(base, "cuGraphInstantiate") == 0) {
+        base = "cuGraphInstantiateWithFlags";
+    }
     for (int pass = 0; pass < 2 && !best; pass++) {
         for (int index = 0; index < NUM_HOOKED; index++) {
             const Entry *entry = &entries[index];

@@ -33,9 +33,23 @@ static const Variant variants[] = {
     {"cuMemcpyHtoD", 3020, "cuMemcpyHtoD_v2"},
 };
 
-/* A function of its own that does what cuMemAlloc_v2 does: a driver whose addresses are not those of its symbols. */
+/* Functions of its own that do what the symbols do: a driver whose addresses are not those of its symbols. */
 static CUresult another_mem_alloc(CUdeviceptr *pointer, size_t size) {
     return cuMemAlloc_v2(pointer, size);
+}
+
+static CUresult another_instantiate(CUgraphExec *exec, CUgraph graph, CUgraphNode *error, char *log, size_t log_size) {
+    return cuGraphInstantiate_v2(exec, graph, error, log, log_size);
+}
+
+static CUresult another_instantiate_with_flags(CUgraphExec *exec, CUgraph graph, unsigned long long flags) {
+    return cuGraphInstantiateWithFlags(exec, graph, flags);
+}
+
+static void *other_address(void *function) {
+    if (function == (void *)cuMemAlloc_v2) return (void *)another_mem_alloc;
+    if (function == (void *)cuGraphInstantiate_v2) return (void *)another_instantiate;
+    return function == (void *)cuGraphInstantiateWithFlags ? (void *)another_instantiate_with_flags : function;
 }
 
 static const char *symbol_of(const char *base, int version) {
@@ -98,7 +112,7 @@ CUresult cuGetProcAddress_v2(const char *base, void **function, int version, uin
         *function = own_symbol(per_thread);
     }
     if (!*function) *function = own_symbol(symbol);
-    if (*function == (void *)cuMemAlloc_v2 && board()->other_addresses) *function = (void *)another_mem_alloc;
+    if (board()->other_addresses) *function = other_address(*function);
     if (status) *status = *function ? 0 : CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND;
     return *function ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
 }

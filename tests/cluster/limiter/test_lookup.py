@@ -75,6 +75,9 @@ def test_a_driver_that_gives_out_other_addresses_is_understood_by_name(start: St
     assert guest.where_is(one) == guest.where_is(two) == [OURS, "cuMemAlloc_v2"]
     first, one, second, two = guest.proc_address("cuMemAlloc", 14000)
     assert (first, one, second, two) == (500, 0, 500, 0)  # of a version that nobody knows yet: withheld
+    for version, symbol in ((11080, "cuGraphInstantiate_v2"), (12000, "cuGraphInstantiateWithFlags")):
+        _, one, _, two = guest.proc_address("cuGraphInstantiate", version)
+        assert guest.where_is(one) == guest.where_is(two) == [OURS, symbol]
 
 
 def test_a_library_that_is_linked_with_the_driver_is_limited(built: Build, start: StartContainer) -> None:
