@@ -34,7 +34,13 @@ typedef struct { char reserved[64]; } CUipcMemHandle, CUmemPoolPtrExportData;
 /* CUstream values that are names rather than handles: default, legacy default, per-thread default. */
 #define CU_STREAM_PER_THREAD ((uintptr_t)2)
 
-enum { CU_MEM_LOCATION_TYPE_DEVICE = 1, CU_MEM_LOCATION_TYPE_DEVICE_LOCALITY_DOMAIN = 6 };
+enum {
+    CU_MEM_LOCATION_TYPE_DEVICE = 1,
+    CU_MEM_LOCATION_TYPE_HOST = 2,
+    CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT = 4,
+    CU_MEM_LOCATION_TYPE_DEVICE_LOCALITY_DOMAIN = 6,
+};
+enum { CU_MEM_ALLOCATION_TYPE_PINNED = 1 };
 typedef struct { int type, id; } CUmemLocation;
 
 /* The device that memory at this location is taken from; -1 for the host. A locality domain is a part of a device. */
@@ -58,7 +64,12 @@ typedef struct {
     unsigned char rest[56];
 } CUmemPoolProps;
 
-enum { CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT = 5, CU_MEMPOOL_ATTR_USED_MEM_CURRENT = 7 };
+enum {
+    CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT = 5,
+    CU_MEMPOOL_ATTR_USED_MEM_CURRENT = 7,
+    CU_MEMPOOL_ATTR_ALLOCATION_TYPE = 9,
+    CU_MEMPOOL_ATTR_LOCATION_TYPE = 12,
+};
 enum { CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT = 2 };
 
 typedef struct { size_t Width, Height; int Format; unsigned NumChannels; } CUDA_ARRAY_DESCRIPTOR;

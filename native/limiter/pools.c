@@ -35,9 +35,9 @@ static Pool *find_pool(CUmemoryPool handle) {
     return pool;
 }
 
-static Pool *add_pool(CUmemoryPool handle, CUdevice ordinal) {
-    int device = limiter_device(ordinal);
-    Pool *pool = device >= 0 ? malloc(sizeof *pool) : NULL;
+/* `device` is the ledger's, or NO_LIMIT for a pool that is not charged, which is remembered as such. */
+static Pool *add_pool(CUmemoryPool handle, int device) {
+    Pool *pool = device != NO_DEVICE ? malloc(sizeof *pool) : NULL;
     if (!pool) return NULL;
     *pool = (Pool){.handle = handle, .device = device, .growth_bytes = GROWTH_BYTES, .next = limiter.pools};
     __atomic_store_n(&limiter.pools, pool, __ATOMIC_RELEASE); /* looked at without the lock: are there any? */
@@ -83,8 +83,31 @@ static CUresult stream_device(CUstream stream, CUdevice *ordinal) {
     return result;
 }
 
-/* The pool that this allocation will grow. NULL: nothing to charge. A pool that we did not see being made (a default
- * one, or one of an interface that we do not know) is on the stream's device. */
+/* Pinned memory of the host. A managed pool may be asked to start there, and its memory comes to the device all the
+ * same. */
+static bool is_on_host(int allocation_type, int location_type) {
+    return allocation_type == CU_MEM_ALLOCATION_TYPE_PINNED && location_type >= CU_MEM_LOCATION_TYPE_HOST &&
+           location_type <= CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT;
+}
+
+/* The device that a pool belongs to which we did not see being made, given the device of the stream: a stream may take
+ * from any device's default pool, or from the host's. Drivers before CUDA 13 have no pools of the host to ask about. */
+static int device_of_pool(CUmemoryPool handle, CUdevice ordinal) {
+    int allocation_type = 0, location_type = 0;
+    CUmemoryPool pool;
+    if (DRIVER(cuMemPoolGetAttribute, handle, CU_MEMPOOL_ATTR_ALLOCATION_TYPE, &allocation_type) == CUDA_SUCCESS &&
+        DRIVER(cuMemPoolGetAttribute, handle, CU_MEMPOOL_ATTR_LOCATION_TYPE, &location_type) == CUDA_SUCCESS &&
+        is_on_host(allocation_type, location_type)) {
+        return NO_LIMIT;
+    }
+    for (CUdevice other = 0; other < MAX_ORDINALS; other++) {
+        if (DRIVER(cuDeviceGetDefaultMemPool, &pool, other) != CUDA_SUCCESS) break;
+        if (pool == handle) return limiter_device(other);
+    }
+    return limiter_device(ordinal);
+}
+
+/* The pool that this allocation will grow. NULL: nothing to charge. */
 static Pool *pool_of(CUmemoryPool handle, CUstream stream) {
     CUdevice ordinal;
     Pool *pool = handle ? find_pool(handle) : NULL;
@@ -92,7 +115,7 @@ static Pool *pool_of(CUmemoryPool handle, CUstream stream) {
     if (stream_device(stream, &ordinal) != CUDA_SUCCESS) return NULL;
     if (!handle && DRIVER(cuDeviceGetMemPool, &handle, ordinal) != CUDA_SUCCESS) return NULL;
     pool = find_pool(handle);
-    return pool ? pool : add_pool(handle, ordinal);
+    return pool ? pool : add_pool(handle, device_of_pool(handle, ordinal));
 }
 
 typedef struct {
@@ -109,7 +132,7 @@ static CUresult begin(Growth *growth, CUmemoryPool handle, size_t size, CUstream
     Pool *pool = pool_of(handle, stream);
     uint64_t growth_bytes = pool ? pool->growth_bytes : 0;
     unlock();
-    if (!pool) return CUDA_SUCCESS;
+    if (!pool || pool->device < 0) return CUDA_SUCCESS;
     size_t missing = size % growth_bytes ? growth_bytes - size % growth_bytes : 0;
     uint64_t ticket = units_of(size > SIZE_MAX - missing ? SIZE_MAX : size + missing);
     if (!charge_reserve(pool->device, ticket)) return CUDA_ERROR_OUT_OF_MEMORY;
@@ -206,10 +229,11 @@ CUresult cuMemFreeAsync_ptsz(CUdeviceptr pointer, CUstream stream) {
 CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *props) {
     State state = limiter_state();
     CUresult result = DRIVER(cuMemPoolCreate, pool, props);
-    CUdevice ordinal = props ? location_device(props->location) : -1;
-    if (result != CUDA_SUCCESS || state != STATE_LIMITED || ordinal < 0) return result;
+    if (result != CUDA_SUCCESS || state != STATE_LIMITED || !props) return result;
+    CUdevice ordinal = location_device(props->location);
+    bool is_host = is_on_host(props->allocType, props->location.type);
     lock();
-    add_pool(*pool, ordinal);
+    if (is_host || ordinal >= 0) add_pool(*pool, is_host ? NO_LIMIT : limiter_device(ordinal));
     unlock();
     return result;
 }

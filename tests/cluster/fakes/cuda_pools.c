@@ -5,7 +5,8 @@
 #include "fake_cuda.h"
 
 struct CUmemPoolHandle_st {
-    int device;
+    int device; /* -1: of the host, which has room for everything */
+    int allocation_type, location_type;
     uint64_t reserved, used, pending;
     uint64_t threshold;
     struct CUmemPoolHandle_st *next;
@@ -19,12 +20,15 @@ static CUmemoryPool pools, default_pools[BOARD_DEVICES];
 static CUmemoryPool make_pool(int device) {
     CUmemoryPool pool = calloc(1, sizeof *pool);
     pool->device = device;
+    pool->allocation_type = CU_MEM_ALLOCATION_TYPE_PINNED;
+    pool->location_type = device < 0 ? CU_MEM_LOCATION_TYPE_HOST : CU_MEM_LOCATION_TYPE_DEVICE;
     pool->next = pools;
     pools = pool;
     return pool;
 }
 
 CUresult cuDeviceGetMemPool(CUmemoryPool *pool, CUdevice device) {
+    if (device < 0 || (uint64_t)device >= board()->num_devices) return FAKE_INVALID_DEVICE;
     fake_lock(&mutex);
     if (!default_pools[device]) default_pools[device] = make_pool(device);
     *pool = default_pools[device];
@@ -40,6 +44,7 @@ CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *props) {
     if (!props) return CUDA_ERROR_INVALID_VALUE;
     fake_lock(&mutex);
     *pool = make_pool(location_device(props->location));
+    (*pool)->allocation_type = props->allocType;
     pthread_mutex_unlock(&mutex);
     return CUDA_SUCCESS;
 }
@@ -47,7 +52,7 @@ CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *props) {
 static void shrink(CUmemoryPool pool, uint64_t keep) {
     uint64_t least = pool->used + pool->pending > keep ? pool->used + pool->pending : keep;
     if (pool->reserved <= least) return;
-    board_give(pool->device, pool->reserved - least);
+    if (pool->device >= 0) board_give(pool->device, pool->reserved - least);
     pool->reserved = least;
 }
 
@@ -74,7 +79,9 @@ CUresult cuMemPoolTrimTo(CUmemoryPool pool, size_t keep) {
 
 CUresult cuMemPoolGetAttribute(CUmemoryPool pool, int attribute, void *value) {
     fake_lock(&mutex);
-    *(uint64_t *)value = attribute == CU_MEMPOOL_ATTR_USED_MEM_CURRENT ? pool->used : pool->reserved;
+    if (attribute == CU_MEMPOOL_ATTR_ALLOCATION_TYPE) *(int *)value = pool->allocation_type;
+    else if (attribute == CU_MEMPOOL_ATTR_LOCATION_TYPE) *(int *)value = pool->location_type;
+    else *(uint64_t *)value = attribute == CU_MEMPOOL_ATTR_USED_MEM_CURRENT ? pool->used : pool->reserved;
     pthread_mutex_unlock(&mutex);
     return CUDA_SUCCESS;
 }
@@ -97,8 +104,9 @@ void fake_pools_synchronise(void) {
 static bool grow(CUmemoryPool pool, size_t size) {
     uint64_t needed = pool->used + pool->pending + size;
     if (needed <= pool->reserved) return true;
-    uint64_t more = round_to(needed - pool->reserved, board()->devices[pool->device].growth_bytes);
-    if (!board_take(pool->device, more)) return false;
+    uint64_t piece = pool->device < 0 ? 512 : board()->devices[pool->device].growth_bytes;
+    uint64_t more = round_to(needed - pool->reserved, piece);
+    if (pool->device >= 0 && !board_take(pool->device, more)) return false;
     pool->reserved += more;
     return true;
 }

@@ -40,7 +40,7 @@ CUresult cuMemPoolExportPointer(CUmemPoolPtrExportData *data, CUdeviceptr pointe
 
 #pragma GCC visibility pop
 
-enum { FAKE_NOT_INITIALISED = 3, FAKE_INVALID_CONTEXT = 201, FAKE_NO_DEVICE = 100 };
+enum { FAKE_NOT_INITIALISED = 3, FAKE_INVALID_CONTEXT = 201, FAKE_NO_DEVICE = 100, FAKE_INVALID_DEVICE = 101 };
 
 /* An allocation is its own address: the host memory that describes it. Addresses come back as fast as malloc's do. */
 typedef struct Memory {

@@ -81,6 +81,21 @@ class Guest:
         prop = (ctypes.c_int * 8)(1, 0, location_type, location_id)
         return self.cuda.cuMemCreate(ctypes.byref(ctypes.c_uint64()), ctypes.c_size_t(size), prop, ctypes.c_uint64(0))
 
+    def pool(self, location_type: int, location_id: int, allocation_type: int = 1) -> int:
+        """A new pool at a location of this type becomes the one that is taken from."""
+        props = (ctypes.c_int * 22)(allocation_type, 0, location_type, location_id)
+        pool = ctypes.c_void_p()
+        result = self.cuda.cuMemPoolCreate(ctypes.byref(pool), props)
+        self.place.pool = pool.value
+        return result
+
+    def default_pool(self, device: int) -> int:
+        """The pool that a device came with becomes the one that is taken from."""
+        pool = ctypes.c_void_p()
+        result = self.cuda.cuDeviceGetDefaultMemPool(ctypes.byref(pool), device)
+        self.place.pool = pool.value
+        return result
+
     def info(self) -> list[int]:
         """Free and total bytes, from `cuMemGetInfo`."""
         free, total = ctypes.c_size_t(), ctypes.c_size_t()

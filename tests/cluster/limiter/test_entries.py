@@ -166,6 +166,37 @@ def test_allocations_on_the_host_are_free(start: StartContainer) -> None:
     assert container.counted() == 0
 
 
+def test_pools_of_the_host_are_free(start: StartContainer) -> None:
+    container = start()
+    guest = container.opened()
+    for host, index in ((2, 0), (3, 1), (4, 0)):
+        assert guest.pool(host, index) == 0
+        result, key = guest.take("cuMemAllocFromPoolAsync", 512 * MIB)
+        assert result == 0
+        assert guest.give(key) == 0
+    assert container.counted() == 0
+
+
+def test_a_managed_pool_is_charged_though_it_starts_on_the_host(start: StartContainer) -> None:
+    guest = start().opened()
+    assert guest.pool(2, 0, 2) == 0
+    assert guest.take("cuMemAllocFromPoolAsync", 512 * MIB)[0] == OUT_OF_MEMORY
+
+
+def test_a_pool_is_charged_on_its_own_device_whatever_the_stream(start: StartContainer) -> None:
+    container = start(num_devices=3)
+    first, second = container.board.uuid(0), container.board.uuid(1)
+    guest = container.opened(KVARTO_GPU_MEMORY_LIMIT=f"{first}=256MiB,{second}=256MiB")  # the stream is on device 0
+    assert guest.default_pool(1) == 0
+    assert guest.take("cuMemAllocFromPoolAsync", 192 * MIB)[0] == 0
+    assert guest.take("cuMemAllocFromPoolAsync", 192 * MIB)[0] == OUT_OF_MEMORY
+    assert guest.pool(1, 2) == 0  # a device without a limit
+    assert guest.take("cuMemAllocFromPoolAsync", 512 * MIB)[0] == 0
+    assert {device.uuid: device.used_bytes for device in container.account().devices if device.used_bytes} == {
+        second.removeprefix("GPU-"): 192 * MIB
+    }
+
+
 def test_a_part_of_a_device_is_the_device(start: StartContainer) -> None:
     container = start(num_devices=2)
     guest = container.opened()
