@@ -15,18 +15,29 @@ _DECIMAL = {
 }  # fmt: skip
 _QUANTITY = re.compile(r"([+-]?)([0-9]+\.?[0-9]*|\.[0-9]+)(?:([KMGTPE]i)|([numkMGTPE]?)|[eE]([+-]?[0-9]{1,3}))")
 _BYTE_SUFFIXES = frozenset({*_BINARY, "M", "G", "T", "P", "E"})
+_MAX_LETTERS = 64
+_MAX_VALUE = 1 << 100
+"""Far beyond what Kubernetes stores (2^63), and such that whatever is worked out from it can still be printed."""
 
 
 def parse_quantity(value: str | int | float) -> Fraction:
     """The exact number. Raises ValueError for what the API server would refuse."""
-    match = _QUANTITY.fullmatch(str(value))
+    text = str(value)
+    match = _QUANTITY.fullmatch(text) if len(text) <= _MAX_LETTERS else None
     if match is None:
-        raise ValueError(f"`{value}` is not a quantity; write a number such as `16384`, `16Gi` or `500m`")
+        raise ValueError(f"`{text:.80}` is not a quantity; write a number such as `16384`, `16Gi` or `500m`")
     sign, digits, binary, decimal, exponent = match.groups()
-    number = Fraction(digits) * (-1 if sign == "-" else 1)
-    if binary:
-        return number * _BINARY[binary]
-    return number * Fraction(10) ** int(exponent) if exponent else number * _DECIMAL[decimal or ""]
+    unit = _BINARY[binary] if binary else Fraction(10) ** int(exponent) if exponent else _DECIMAL[decimal or ""]
+    number = Fraction(digits) * unit
+    if number > _MAX_VALUE:
+        raise ValueError(f"`{text}` is not a quantity that anybody counts; Kubernetes ends at 2^63 - 1")
+    return -number if sign == "-" else number
+
+
+def whole_number(value: object) -> int | None:
+    """What is written in digits alone; None for anything else, and for more digits than a count can have."""
+    text = str(value)
+    return int(text) if re.fullmatch(r"[0-9]{1,18}", text) else None
 
 
 def suffix_of(value: str | int | float) -> str:
@@ -38,6 +49,11 @@ def suffix_of(value: str | int | float) -> str:
 def means_bytes(value: str | int | float) -> bool:
     """Whether whoever wrote it thought of bytes: `16Gi`, `16G`, and not `3k` or `16384`."""
     return suffix_of(value) in _BYTE_SUFFIXES
+
+
+def means_mebibytes(value: str | int | float) -> bool:
+    """Whether it looks like `16384m`, as HAMi's own environment writes sizes; to Kubernetes that is 16.384."""
+    return suffix_of(value) == "m"
 
 
 def format_quantity(size_bytes: int) -> str:

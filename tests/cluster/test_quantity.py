@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvarto.cluster.quantity import format_quantity, means_bytes, parse_quantity, suffix_of
+from kvarto.cluster.quantity import format_quantity, means_bytes, parse_quantity, suffix_of, whole_number
 
 BINARY = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "Pi": 2**50, "Ei": 2**60}
 DECIMAL = {"n": "1e-9", "u": "1e-6", "m": "1e-3", "": "1", "k": "1e3", "M": "1e6", "G": "1e9", "T": "1e12", "P": "1e15"}
@@ -36,11 +36,20 @@ def test_forms_of_the_grammar(text: str, value: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "Gi", "1 Gi", "16GiB", "16GB", "1,5", "0x10", "1e", "16gi", "1K", "--1", "1.2.3", "ten"]
-)
+    "text",
+    [
+        "", "Gi", "1 Gi", "16GiB", "16GB", "1,5", "0x10", "1e", "16gi", "1K", "--1", "1.2.3", "ten",
+        "1e999", "9" * 65, "9" * 5000, "1" * 40 + "Gi",
+    ],
+)  # fmt: skip
 def test_what_the_api_server_refuses_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is not a quantity"):
         parse_quantity(text)
+    assert whole_number(text) is None
+
+
+@pytest.mark.parametrize("text", ["", "Gi", "1 Gi", "16GiB", "1e", "ten"])
+def test_what_is_no_quantity_has_no_suffix(text: str) -> None:
     assert suffix_of(text) == ""
 
 

@@ -14,6 +14,9 @@ ALIYUN_MEMORY = "aliyun.com/gpu-mem"
 TENCENT_MEMORY = "tencent.com/vcuda-memory"
 TENCENT_CORE = "tencent.com/vcuda-core"
 
+LEAST_BYTES = GIB
+"""Nobody asks for less in thousandths: `16384m`, which is 16.384 to Kubernetes, was meant as MiB."""
+
 _UNITS = {
     HAMI_MEMORY: MIB, VOLCANO_MEMORY: MIB, "volcano.sh/gpu-memory": MIB, ALIYUN_MEMORY: GIB,
     TENCENT_MEMORY: VCUDA_BLOCK_BYTES, "cambricon.com/mlu.smlu.vmemory": 256 * MIB,

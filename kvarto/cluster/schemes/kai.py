@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvarto.cluster.need import Need
+from kvarto.cluster.quantity import whole_number
 from kvarto.cluster.schemes.base import ClusterOptions, Facts, Manifest, PodParts, Scheme, annotation, check_fits
 from kvarto.core.units import MIB, ceil_div
 
@@ -51,10 +52,12 @@ class Kai(Scheme):
         """MiB, or a fraction of a card that is known."""
         mib, fraction = annotation(template, MEMORY), annotation(template, FRACTION)
         if mib is not None:
-            return int(mib) * MIB if mib.isdecimal() else None
+            number = whole_number(mib)
+            return None if number is None else number * MIB
         if fraction is None or options.card is None:
             return None
         try:
-            return int(float(fraction) * options.card.memory_bytes)
+            share = float(fraction)
         except ValueError:
             return None
+        return int(share * options.card.memory_bytes) if 0 < share <= 1 else None

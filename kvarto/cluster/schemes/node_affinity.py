@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from kvarto.cluster.quantity import whole_number
 from kvarto.cluster.schemes.base import Manifest
 from kvarto.cluster.tree import dig, mappings
 from kvarto.core.units import MIB
@@ -22,7 +23,7 @@ def min_card_bytes(template: Manifest) -> int | None:
     required = dig(template, "spec", "affinity", "nodeAffinity", "requiredDuringSchedulingIgnoredDuringExecution")
     for term in mappings(dig(required, "nodeSelectorTerms")):
         for expression in mappings(term.get("matchExpressions")):
-            bound = str(dig(expression, "values", 0))
-            if expression.get("key") == LABEL and expression.get("operator") == "Gt" and bound.isdecimal():
-                return (int(bound) + 1) * MIB
+            bound = whole_number(dig(expression, "values", 0))
+            if expression.get("key") == LABEL and expression.get("operator") == "Gt" and bound is not None:
+                return (bound + 1) * MIB
     return None

@@ -52,6 +52,11 @@ def units() -> Iterator[Mistake]:
             )  # fmt: skip
         if unit == 1:
             yield Mistake(
+                "unit-16384m", scheme, both(name, "16384m"), "memory-unit",
+                f"`{name}: 16384m` is 16.384 MiB: `m` is a thousandth to Kubernetes; write `16384`",
+                both(name, 16384),
+            )  # fmt: skip
+            yield Mistake(
                 "suffix", scheme, both(name, "16k"), "suffix",
                 f"`{name}: 16k` stands for 16,000, which not every scheduler reads so; write `16000`",
                 both(name, 16000),
@@ -69,6 +74,7 @@ def kai_values() -> Iterator[Mistake]:
 
     for text, right in (
         ("16Gi", "16384"), ("17G", "16213"), ("16GiB", "16384"), ("15104.5", "15105"), ("16k", "16000"),
+        ("16384m", "16384"),
     ):  # fmt: skip
         yield Mistake(
             f"memory-{text}", "kai", memory(text), "kai-memory",

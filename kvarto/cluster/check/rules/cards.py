@@ -10,7 +10,7 @@ from kvarto.cluster.check.finding import Finding
 from kvarto.cluster.check.manifests import Files, Object, Pod
 from kvarto.cluster.check.vocabulary import ALIYUN_MEMORY, unit_bytes, unit_name
 from kvarto.cluster.mig_card import card_sets
-from kvarto.cluster.quantity import format_quantity, parse_quantity
+from kvarto.cluster.quantity import format_quantity, parse_quantity, whole_number
 from kvarto.cluster.schemes import ClusterOptions
 from kvarto.cluster.schemes.base import annotation, resource
 from kvarto.cluster.schemes.dra import device_requests, requests_path
@@ -37,11 +37,11 @@ def over_card(files: Files, options: ClusterOptions) -> Iterator[Finding]:
                 "over-card", ("resources", "limits", name), message, *container.set_amount(name, right)
             )
     for pod in files.pods:
-        mib = annotation(pod.template, MEMORY)
-        if mib is not None and mib.isdecimal() and int(mib) * MIB > card.memory_bytes:
+        mib = whole_number(annotation(pod.template, MEMORY))
+        if mib is not None and mib * MIB > card.memory_bytes:
             path = ("metadata", "annotations", MEMORY)
             most = str(card.memory_bytes // MIB)
-            message = f"`{MEMORY}: {mib}` is {format_bytes(int(mib) * MIB)}, {_beyond(card)}; at most `{most}` fits"
+            message = f"`{MEMORY}: {mib}` is {format_bytes(mib * MIB)}, {_beyond(card)}; at most `{most}` fits"
             yield pod.finding("over-card", path, message, pod.edit(*path, value=most))
 
 

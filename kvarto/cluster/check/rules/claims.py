@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import ceil
 from typing import Any
 
 from kvarto.cluster.check.finding import Edit, Finding
 from kvarto.cluster.check.manifests import Container, Files, Object, Pod
-from kvarto.cluster.quantity import parse_quantity
+from kvarto.cluster.quantity import means_mebibytes, parse_quantity
 from kvarto.cluster.schemes import ClusterOptions
 from kvarto.cluster.schemes.dra import GROUP, device_requests, requests_path
 from kvarto.cluster.tree import dig, mapping, mappings, sequence
@@ -17,6 +18,7 @@ _CLAIMS = ("resources", "claims")
 """Of a container."""
 _SERVED = {"v1beta1": ((1, 32), (1, 38)), "v1beta2": ((1, 33), (1, 38)), "v1": ((1, 34), (9, 0))}
 """Versions of the API, the first Kubernetes that serves each and the first that no longer does."""
+_KINDS = ("DeviceClass", "ResourceClaim", "ResourceClaimTemplate", "ResourceSlice")
 _FLAT = frozenset({"v1beta1", "v1alpha3"})
 """Versions whose requests and devices have no, or another, wrapper."""
 _REQUEST_FIELDS = ("deviceClassName", "selectors", "allocationMode", "count", "adminAccess", "tolerations", "capacity")
@@ -42,6 +44,8 @@ def pod_claims(files: Files, options: ClusterOptions) -> Iterator[Finding]:
 def api_versions(files: Files, options: ClusterOptions) -> Iterator[Finding]:
     """Objects of a version that the cluster does not serve."""
     for each in _objects(files):
+        if each.kind not in _KINDS:
+            continue  # they come and go by versions of their own
         version = _version(each)
         since, until = _SERVED.get(version, ((9, 0), (0, 0)))
         if since <= options.kubernetes < until:
@@ -86,8 +90,8 @@ def capacities(files: Files, options: ClusterOptions) -> Iterator[Finding]:
             except ValueError:
                 continue  # the schema says it
             if size_bytes is not None and 0 < size_bytes < MIB:
-                right = f"{int(size_bytes)}Mi"
-                message = f"`memory: {memory}` is {int(size_bytes):,} bytes: DRA counts bytes; write `{right}`"
+                right = f"{ceil(size_bytes * (1000 if means_mebibytes(memory) else 1))}Mi"
+                message = f"`memory: {memory}` is {ceil(size_bytes):,} bytes: DRA counts bytes; write `{right}`"
                 full = (*base, index, *path)
                 yield each.finding("dra-unit", full, message, each.edit(*full, value=right))
 

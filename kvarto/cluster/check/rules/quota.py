@@ -7,10 +7,11 @@ from math import ceil
 
 from kvarto.cluster.check.finding import Finding
 from kvarto.cluster.check.manifests import Files
-from kvarto.cluster.check.vocabulary import is_extended, unit_bytes, unit_name
-from kvarto.cluster.quantity import means_bytes, parse_quantity
+from kvarto.cluster.check.vocabulary import LEAST_BYTES, is_extended, unit_bytes, unit_name
+from kvarto.cluster.quantity import means_bytes, means_mebibytes, parse_quantity
 from kvarto.cluster.schemes import ClusterOptions
 from kvarto.cluster.tree import dig, mapping
+from kvarto.core.units import MIB
 
 _READ_BY_HAMI = frozenset({"nvidia.com/gpumem", "nvidia.com/gpucores"})
 """HAMi's scheduler looks at `limits.` of these, where Kubernetes itself does not."""
@@ -35,10 +36,22 @@ def quotas(files: Files, options: ClusterOptions) -> Iterator[Finding]:
                 yield each.finding("quota-limits", path, message, moved, each.edit(*path))
             else:
                 unit = unit_bytes(name, options)
-                if unit is not None and means_bytes(str(value)):
-                    units = str(ceil(parse_quantity(str(value)) / unit))
+                units = None if unit is None else _meant_units(str(value), unit)
+                if unit is not None and units is not None:
                     message = f"`{key}: {value}`: the resource counts {unit_name(unit)} and no bytes; write `{units}`"
-                    yield each.finding("quota-unit", path, message, each.edit(*path, value=units))
+                    yield each.finding("quota-unit", path, message, each.edit(*path, value=str(units)))
+
+
+def _meant_units(text: str, unit: int) -> int | None:
+    """Of what was written in bytes; None for plain numbers, and for what is no quantity, which the API refuses."""
+    try:
+        number = parse_quantity(text)
+    except ValueError:
+        return None
+    if means_bytes(text):
+        return ceil(number / unit)
+    is_mebibytes = means_mebibytes(text) and 0 < number * unit < LEAST_BYTES
+    return ceil(number * 1000 * MIB / unit) if is_mebibytes else None
 
 
 def _split(key: str) -> tuple[str, str]:

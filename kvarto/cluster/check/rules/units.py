@@ -10,8 +10,16 @@ from typing import Any
 from kvarto.cluster.check.finding import Finding
 from kvarto.cluster.check.manifests import Container, Files, Pod
 from kvarto.cluster.check.server_flags import device_memory, is_kvarto
-from kvarto.cluster.check.vocabulary import CORES, PERCENTAGES, TENCENT_CORE, is_extended, unit_bytes, unit_name
-from kvarto.cluster.quantity import means_bytes, parse_quantity, suffix_of
+from kvarto.cluster.check.vocabulary import (
+    CORES,
+    LEAST_BYTES,
+    PERCENTAGES,
+    TENCENT_CORE,
+    is_extended,
+    unit_bytes,
+    unit_name,
+)
+from kvarto.cluster.quantity import means_bytes, means_mebibytes, parse_quantity, suffix_of, whole_number
 from kvarto.cluster.schemes import ClusterOptions
 from kvarto.cluster.schemes.kai import FRACTION, MEMORY
 from kvarto.cluster.tree import dig
@@ -32,7 +40,7 @@ def kai_annotations(files: Files, options: ClusterOptions) -> Iterator[Finding]:
     """`gpu-memory` is MiB, `gpu-fraction` a share, both as text."""
     for pod in files.pods:
         memory, fraction = (dig(pod.template, "metadata", "annotations", name) for name in (MEMORY, FRACTION))
-        if memory is not None and not (str(memory).isdecimal() and int(memory) > 0):
+        if memory is not None and not whole_number(memory):
             yield _kai_memory(pod, str(memory))
         if fraction is not None:
             yield from _kai_fraction(pod, str(fraction))
@@ -54,6 +62,12 @@ def _amount(container: Container, kind: str, name: str, value: Any, options: Clu
             f"bytes; write `{right}`"
         )
         yield container.finding("memory-unit", path, message, *container.set_amount(name, right))
+    elif unit is not None and means_mebibytes(value) and 0 < number * unit < LEAST_BYTES:
+        right = ceil(number * 1000 * MIB / unit)
+        message = (
+            f"{written} is {float(number):g} {unit_name(unit)}: `m` is a thousandth to Kubernetes; write `{right}`"
+        )
+        yield container.finding("memory-unit", path, message, *container.set_amount(name, right))
     elif number < 0 or (number == 0 and (unit is not None or name in PERCENTAGES)):
         yield _not_positive(container, kind, name, value, unit, options.overhead_bytes)
     elif number.denominator != 1:
@@ -69,7 +83,7 @@ def _amount(container: Container, kind: str, name: str, value: Any, options: Clu
 
 def _no_quantity(container: Container, kind: str, name: str, value: Any, unit: int | None) -> Finding:
     """`16GiB` is no quantity of Kubernetes, yet people know what it means."""
-    message = f"`{name}: {value}` is no quantity that Kubernetes reads"
+    message = f"`{name}: {value!s:.80}` is no quantity that Kubernetes reads"
     try:
         right = ceil(Fraction(parse_bytes(str(value)), unit)) if unit else None
     except ValueError:
@@ -111,9 +125,11 @@ def _range(container: Container, kind: str, name: str, number: int) -> Iterator[
 
 def _kai_memory(pod: Pod, text: str) -> Finding:
     path = ("metadata", "annotations", MEMORY)
-    message = f"`{MEMORY}: {text}` is no whole number of MiB"
+    message = f"`{MEMORY}: {text:.80}` is no whole number of MiB"
     try:
         size_bytes = parse_quantity(text) * (1 if means_bytes(text) else MIB)
+        if means_mebibytes(text) and size_bytes < LEAST_BYTES:
+            size_bytes *= 1000
     except ValueError:
         try:
             size_bytes = Fraction(parse_bytes(text))
