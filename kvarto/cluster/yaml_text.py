@@ -1,17 +1,27 @@
-"""YAML in and out: comments and order of a file survive a change, and a key that stands twice is refused."""
+"""YAML in and out: comments and order of a file survive a change, and a key that stands twice is refused.
+
+Words are read as Kubernetes reads them: its YAML is of version 1.1, where `yes` and `on` are truth values, and its
+numbers are those of 1.2. So a text such as "on" is written in quotes.
+"""
 
 from __future__ import annotations
 
 import io
 import re
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
+from kvarto.cluster.tree import TruthWord
 from kvarto.core.errors import BadFile, UsageError
 
 try:
     from ruamel.yaml import YAML
-    from ruamel.yaml.error import YAMLError
+    from ruamel.yaml.constructor import RoundTripConstructor
+    from ruamel.yaml.error import ReusedAnchorWarning, YAMLError
+    from ruamel.yaml.nodes import ScalarNode
+    from ruamel.yaml.representer import RoundTripRepresenter
+    from ruamel.yaml.resolver import VersionedResolver
 except ImportError as error:
     raise UsageError(f"this command needs a YAML library ({error}); `pip install 'kvarto[k8s]'`") from error
 
@@ -19,12 +29,18 @@ _LINE_WIDTH = 1 << 16
 """Long values stay on one line: a folded command line can't be copied."""
 MAX_NODES = 200_000
 """Of a document with its aliases written out. A few lines of aliases can stand for more than any machine holds."""
+MAX_DEPTH = 100
+"""Of values inside values. Enough for any custom resource's schema, and no walk of the tree runs out of stack."""
 
 
 def load_all(text: str, name: str = "the text") -> list[Any]:
     """The documents of a file, without empty ones. Raises BadFile with the line where it goes wrong."""
     try:
-        documents = [document for document in _yaml().load_all(text) if document is not None]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ReusedAnchorWarning)  # an anchor may be set anew
+            documents = [document for document in _yaml().load_all(text) if document is not None]
+    except RecursionError as error:
+        raise BadFile(_too_deep(name)) from error
     except YAMLError as error:
         raise BadFile(f"`{name}` is not valid YAML: {_one_line(error)}") from error
     except ValueError as error:  # a timestamp that is none, and the like
@@ -50,18 +66,60 @@ def dump_all(documents: Sequence[Any], *, like: str = "") -> str:
 
 def _check_finite(documents: list[Any], name: str) -> None:
     """Refuse aliases that hold themselves, or stand for too much; everybody who walks the tree would follow them."""
-    num_nodes, stack = 0, list(documents)
+    num_nodes = 0
+    stack = [(document, 0) for document in documents]
     while stack:
-        node = stack.pop()
+        node, depth = stack.pop()
         num_nodes += 1
         if num_nodes > MAX_NODES:
             raise BadFile(f"`{name}` has aliases that stand for more than {MAX_NODES:,} values, or for themselves")
         if isinstance(node, (dict, list)):
-            stack.extend(node.values() if isinstance(node, dict) else node)
+            if depth == MAX_DEPTH:
+                raise BadFile(_too_deep(name))
+            stack.extend((value, depth + 1) for value in (node.values() if isinstance(node, dict) else node))
+
+
+def _too_deep(name: str) -> str:
+    return f"`{name}` has values inside each other, more than {MAX_DEPTH} deep, or an alias that stands for itself"
+
+
+_TRUTH = re.compile("[yY]|[nN]|yes|Yes|YES|no|No|NO|on|On|ON|off|Off|OFF")
+
+
+class _Resolver(VersionedResolver):
+    """What a plain word means, when it is read and when it is written."""
+
+    def resolve(self, kind: Any, value: Any, implicit: Any) -> Any:
+        """The tag of a value; `implicit` tells of a scalar whether it stands there without quotes."""
+        is_truth = kind is ScalarNode and implicit[0] and _TRUTH.fullmatch(value)
+        return super().resolve(kind, "true" if is_truth else value, implicit)
+
+
+class _Constructor(RoundTripConstructor):
+    """Keeps a truth value's word."""
+
+    def construct_truth(self, node: Any) -> Any:
+        """Of a node that was resolved to one."""
+        is_word = isinstance(node.value, str) and _TRUTH.fullmatch(node.value)
+        return TruthWord(node.value) if is_word else self.construct_yaml_bool(node)
+
+
+class _Representer(RoundTripRepresenter):
+    """Writes it as it was."""
+
+    def represent_truth(self, word: TruthWord) -> Any:
+        """The word without quotes."""
+        return self.represent_scalar(_TRUTH_TAG, str(word))
+
+
+_TRUTH_TAG = "tag:yaml.org,2002:bool"
+_Constructor.add_constructor(_TRUTH_TAG, _Constructor.construct_truth)
+_Representer.add_representer(TruthWord, _Representer.represent_truth)
 
 
 def _yaml() -> YAML:
     yaml = YAML(typ="rt", pure=True)
+    yaml.Resolver, yaml.Constructor, yaml.Representer = _Resolver, _Constructor, _Representer
     yaml.width = _LINE_WIDTH
     yaml.preserve_quotes = True
     return yaml

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from kvarto.cluster.check.finding import Finding
 from kvarto.cluster.check.manifests import Container, Files
 from kvarto.cluster.schemes import ClusterOptions
-from kvarto.cluster.tree import dig
+from kvarto.cluster.tree import dig, truth
 from kvarto.memory.device_limit import HAMI_LIMIT
 
 _ALLOCATOR_SETTINGS = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
@@ -18,7 +18,7 @@ _INTERCEPTED = ("hami", "volcano", "tencent")
 def privileged(files: Files, options: ClusterOptions) -> Iterator[Finding]:
     """A privileged container has every device node, whatever it asked for."""
     for container in files.containers:
-        if container.scheme is not None and dig(container.manifest, "securityContext", "privileged") is True:
+        if container.scheme is not None and truth(dig(container.manifest, "securityContext", "privileged")):
             message = "`privileged: true` gives the container every GPU of the node, past any limit; leave it out"
             path = ("securityContext", "privileged")
             yield container.finding("privileged", path, message, container.edit(*path))
@@ -53,7 +53,7 @@ def _about(container: Container, name: str, value: object) -> tuple[str, str] | 
     """Rule and message for one variable; None where it is all right."""
     scheme = container.scheme.name if container.scheme is not None else None
     is_of_node = container.pod.object.kind == "DaemonSet" and scheme is None  # a plugin or exporter, which needs all
-    if name == "NVIDIA_VISIBLE_DEVICES" and value not in (None, "void", "none") and not is_of_node:
+    if name == "NVIDIA_VISIBLE_DEVICES" and value not in (None, "", "void", "none") and not is_of_node:
         whose = "beside those that it asks for" if scheme else "though it asks for none, and nobody counts it"
         return "visible-devices", f"`{name}={value}` shows the container GPUs of the node {whose}; leave it out"
     if name == "CUDA_VISIBLE_DEVICES" and scheme in _INTERCEPTED and value is not None:

@@ -17,6 +17,7 @@ from kvarto.cluster.check.vocabulary import (
     VOLCANO_MEMORY,
     is_extended,
 )
+from kvarto.cluster.quantity import whole_number
 from kvarto.cluster.schemes import ClusterOptions
 from kvarto.cluster.schemes.base import annotation, resource
 from kvarto.cluster.schemes.kai import FRACTION, MEMORY
@@ -24,6 +25,7 @@ from kvarto.cluster.schemes.mig import mig_resources
 from kvarto.cluster.schemes.replicas import SHARED_GPU, plugin_configs, replica_entries
 from kvarto.cluster.schemes.units import Tencent
 from kvarto.cluster.schemes.whole import GPU
+from kvarto.cluster.tree import dig, truth
 from kvarto.core.units import ceil_div
 
 
@@ -56,7 +58,7 @@ def requests_and_limits(files: Files, options: ClusterOptions) -> Iterator[Findi
                 )
                 edit = container.edit("resources", "limits", name, value=request)
                 yield container.finding("requests-only", ("resources", "requests", name), message, edit)
-            elif request is not None and _is_whole(request) and _is_whole(limit) and not _same(request, limit):
+            elif _differ(whole_number(request), whole_number(limit)):
                 message = (
                     f"`{name}` has request {request} and limit {limit}; extended resources can't be over-committed: "
                     f"write `{limit}` for both"
@@ -138,13 +140,9 @@ def _other_part(container: Container) -> str | None:
 
 def _is_renamed(files: Files) -> bool:
     sharing = [config["sharing"] for _, _, config in plugin_configs(files.manifests)]
-    return all((each.get(kind) or {}).get("renameByDefault") for each in sharing for kind in each)
+    return all(truth(dig(each, kind, "renameByDefault")) for each in sharing for kind in each)
 
 
-def _is_whole(value: object) -> bool:
-    """A plain number. What is written otherwise is another rule's matter, which mends both."""
-    return str(value).isdecimal()
-
-
-def _same(request: object, limit: object) -> bool:
-    return int(str(request)) == int(str(limit))
+def _differ(request: int | None, limit: int | None) -> bool:
+    """None is what is no plain number: another rule's matter, which mends both."""
+    return request is not None and limit is not None and request != limit

@@ -10,7 +10,7 @@ from kvarto.cluster.check.vocabulary import POD_ANNOTATIONS
 from kvarto.cluster.schemes import ClusterOptions
 from kvarto.cluster.schemes.base import annotation
 from kvarto.cluster.schemes.kai import FRACTION, MEMORY, QUEUE_LABEL
-from kvarto.cluster.tree import dig, mapping
+from kvarto.cluster.tree import TruthWord, as_text, dig, mapping
 
 HOSTNAME = "kubernetes.io/hostname"
 DEFAULT_SCHEDULER = "default-scheduler"
@@ -76,8 +76,8 @@ def annotation_text(files: Files, options: ClusterOptions) -> Iterator[Finding]:
     for pod in files.pods:
         for kind in ("annotations", "labels"):
             for name, value in mapping(dig(pod.template, "metadata", kind)).items():
-                if isinstance(value, (bool, int, float)):
-                    text = str(value).lower() if isinstance(value, bool) else str(value)
+                if isinstance(value, (bool, int, float, TruthWord)):
+                    text = as_text(value)
                     path = ("metadata", kind, name)
                     message = f'`{name}: {text}` is no text, as {kind} must be; write `"{text}"`'
                     yield pod.finding("annotation-text", path, message, pod.edit(*path, value=text))

@@ -10,7 +10,7 @@ from kvarto.cluster.check.api_schemas import best_match, schema_validator
 from kvarto.cluster.check.finding import Edit, Finding
 from kvarto.cluster.check.manifests import Files, Object
 from kvarto.cluster.schemes import ClusterOptions
-from kvarto.cluster.tree import dig, mapping
+from kvarto.cluster.tree import TruthWord, as_text, dig, mapping
 
 _ADDITIONAL = "additionalProperties"
 
@@ -34,7 +34,7 @@ def _finding(each: Object, error: Any) -> Finding:
         return each.finding("schema", path, f"`{place}` lacks {', '.join(f'`{name}`' for name in missing)}")
     wanted = error.validator_value
     if error.validator == "type" and "string" in wanted and isinstance(error.instance, (bool, int, float)):
-        text = str(error.instance).lower() if isinstance(error.instance, bool) else str(error.instance)
+        text = as_text(dig(each.manifest, *path))
         message = f'`{place}: {text}` must be text; write `"{text}"`'
         return each.finding("schema", path, message, each.edit(*path, value=text))
     names = [str(name) for name in (wanted if isinstance(wanted, list) else [wanted]) if name != "null"]
@@ -58,6 +58,8 @@ def _unknown_field(each: Object, path: tuple[str | int, ...], error: Any) -> Fin
 
 def _plain(node: Any) -> Any:
     """Without the types of the YAML library, which the schema's checks don't know."""
+    if isinstance(node, TruthWord):
+        return node.is_true
     if isinstance(node, dict):
         return {str(key): _plain(value) for key, value in node.items()}
     if isinstance(node, list):

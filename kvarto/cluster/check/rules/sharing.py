@@ -11,7 +11,7 @@ from kvarto.cluster.check.manifests import Container, Files, Object, Pod
 from kvarto.cluster.schemes import ClusterOptions
 from kvarto.cluster.schemes.replicas import SHARED_GPU, plugin_configs
 from kvarto.cluster.schemes.whole import GPU
-from kvarto.cluster.tree import dig, mapping, mappings, sequence
+from kvarto.cluster.tree import dig, mapping, mappings, sequence, truth
 from kvarto.cluster.yaml_text import dump
 
 _MIG_PREFIX = "nvidia.com/mig-"
@@ -89,7 +89,7 @@ def own_mps(files: Files, options: ClusterOptions) -> Iterator[Finding]:
                 continue
             missing = []
             edits: list[Edit] = []
-            if pod.spec.get("hostIPC") is not True:
+            if not truth(pod.spec.get("hostIPC")):
                 missing.append("`hostIPC: true`")
                 edits.append(pod.edit("spec", "hostIPC", value=True))
             if not _is_shared(pod, container, directory):
@@ -139,7 +139,7 @@ def _configs(files: Files) -> Iterator[_Place]:
 
 
 def _renames(config: dict[str, Any]) -> bool:
-    return any(mapping(each).get("renameByDefault") for each in config["sharing"].values())
+    return any(truth(mapping(each).get("renameByDefault")) for each in config["sharing"].values())
 
 
 def _pipe_directory(container: Container) -> str | None:
