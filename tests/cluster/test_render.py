@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from dataclasses import replace
 
 import pytest
@@ -90,6 +91,22 @@ def test_the_pod_is_locked_down_and_drains() -> None:
 def test_more_than_the_card_is_refused(scheme: str) -> None:
     with pytest.raises(UsageError, match=r"more than `H100-80` has \(79.65 GiB\)"):
         render(SCHEMES[scheme], Workload(), replace(NEED, arena_bytes=80 * GIB), OPTIONS)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "factor", "says"),
+    [
+        ("aliyun", 1, "counts in 1.00 GiB: 22.48 GiB are 23, and `L4` has 22"),
+        ("tencent", 1, "counts in 256.00 MiB: 22.48 GiB are 90, and `L4` has 89"),
+        ("hami", 1024, "counts in 1.00 GiB"), ("volcano", 256, "counts in 256.00 MiB"),
+    ],
+)  # fmt: skip
+def test_what_is_more_than_the_card_once_it_is_rounded_is_refused(scheme: str, factor: int, says: str) -> None:
+    """The card's last MiB are no whole unit: no node could ever place the pod."""
+    need = replace(NEED, arena_bytes=23_020 * MIB - NEED.overhead_bytes)
+    options = ClusterOptions(card=find_card("L4"), memory_factor=factor)
+    with pytest.raises(UsageError, match=re.escape(says)):
+        render(SCHEMES[scheme], Workload(), need, options)
 
 
 @pytest.mark.parametrize("scheme", ["mig", "time-slicing", "mps"])

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from kvarto.cluster.need import Need
 from kvarto.cluster.schemes.base import ClusterOptions, Facts, Manifest, PodParts, Scheme, check_fits, resource
-from kvarto.core.units import GIB, MIB, ceil_div
+from kvarto.core.errors import UsageError
+from kvarto.core.units import GIB, MIB, ceil_div, format_bytes
 
 VCUDA_BLOCK_BYTES = 256 * MIB
 WHOLE_GPU_CORES = 100
@@ -32,6 +33,7 @@ class _MemoryUnits(Scheme):
         check_fits(need, options.card)
         unit = self.unit_bytes(options)
         units = ceil_div(need.limit_bytes, unit)
+        self._check_rounded(need, units, unit, options)
         resources = {self.memory: units}
         if self.count is not None:
             resources = {self.count: self._count(units * unit, options), **resources}
@@ -53,6 +55,15 @@ class _MemoryUnits(Scheme):
         if options.card is None:
             return None
         return options.card.memory_bytes * (100 if share is None else share) // 100
+
+    def _check_rounded(self, need: Need, units: int, unit: int, options: ClusterOptions) -> None:
+        """A card whose last unit is not whole has less to give than its memory."""
+        card = options.card
+        if card is not None and units * unit > card.memory_bytes:
+            raise UsageError(
+                f"`--scheme {self.name}` counts in {format_bytes(unit)}: {format_bytes(need.limit_bytes)} are {units}, "
+                f"and `{card.name}` has {card.memory_bytes // unit}; take `--scheme whole`"
+            )
 
     def _count(self, granted_bytes: int, options: ClusterOptions) -> int:
         return 1
