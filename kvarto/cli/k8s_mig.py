@@ -50,7 +50,7 @@ def _demands(text: str) -> list[Demand]:
     match = re.fullmatch(r"([^=]+)=(.+?)(?:[x×]([0-9]+))?", text)
     if match is None:
         raise UsageError(f"`{text}` is no demand; write `NAME=SIZE` or `NAME=PROFILE`, such as `chat=30GiB`")
-    name, what, count = match[1], match[2], int(match[3] or 1)
+    name, what, count = match[1], match[2], _count(text, match[3])
     names = [name] if count == 1 else [f"{name}-{index}" for index in range(count)]
     if re.fullmatch(r"[1-7]g\.[0-9]+gb([+.]me)?", what):
         return [Demand(each, profile=what) for each in names]
@@ -58,6 +58,16 @@ def _demands(text: str) -> list[Demand]:
         return [Demand(each, memory_bytes=parse_bytes(what)) for each in names]
     except ValueError as error:
         raise UsageError(f"`{text}`: {error}") from error
+
+
+def _count(text: str, digits: str | None) -> int:
+    """How many; checked before as many names are made."""
+    if digits is None:
+        return 1
+    count = int(digits[:9])
+    if not 1 <= count <= MOST_DEMANDS or len(digits) > 9:
+        raise UsageError(f"`{text}` wants {digits:.20} instances; give 1 to {MOST_DEMANDS}")
+    return count
 
 
 def _profile_rows(card: Card) -> list[dict[str, Any]]:
