@@ -48,9 +48,9 @@ def _folder(kubernetes: tuple[int, int]) -> str:
     text = ".".join(map(str, kubernetes))
     known = [version for version in all_versions() if version.startswith(f"{text}.")]
     if not known:
-        raise UsageError(f"no schemas for Kubernetes {text}; there are {', '.join(map(_minor, all_versions()))}")
+        raise UsageError(f"no schemas for Kubernetes {text}; there are {', '.join(_minors())}")
     return f"kubernetes-json-schema/v{known[-1]}-local-strict"
 
 
-def _minor(version: str) -> str:
-    return version.rpartition(".")[0]
+def _minors() -> list[str]:
+    return list(dict.fromkeys(version.rpartition(".")[0] for version in all_versions()))

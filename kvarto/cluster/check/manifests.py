@@ -26,7 +26,7 @@ _OWN_GROUPS = ("", "apps", "batch")
 
 @dataclass(frozen=True, slots=True)
 class Object:
-    """One manifest; items of a `List` are objects too."""
+    """One manifest; items of a `List` or a `PodList` are objects too."""
 
     document: int
     path: Path
@@ -206,8 +206,11 @@ def warning(finding: Finding) -> Finding:
 def _objects(document: int, path: Path, manifest: Any) -> Iterator[Object]:
     if not isinstance(manifest, dict) or not isinstance(manifest.get("kind"), str) or "apiVersion" not in manifest:
         raise BadFile(f"document {document + 1} is no Kubernetes object: it has no `apiVersion` and `kind`")
-    if manifest["kind"] == "List":
-        for index, item in enumerate(sequence(manifest.get("items"))):
-            yield from _objects(document, (*path, "items", index), item)
+    kind, items = manifest["kind"], manifest.get("items")
+    if not kind.endswith("List") or (kind != "List" and not isinstance(items, list)):
+        yield Object(document, path, manifest)
         return
-    yield Object(document, path, manifest)
+    # A `PodList` says once what its items are.
+    common = {} if kind == "List" else {"apiVersion": manifest["apiVersion"], "kind": kind.removesuffix("List")}
+    for index, item in enumerate(sequence(items)):
+        yield from _objects(document, (*path, "items", index), {**common, **item} if isinstance(item, dict) else item)

@@ -12,7 +12,7 @@ from kvarto.cluster.tree import dig, mapping
 from kvarto.core.errors import UsageError
 
 PREFIX = "nvidia.com/mig-"
-_RESOURCE = re.compile(r"nvidia\.com/mig-([1-7]g\.[0-9]+gb)(\.me)?")
+_RESOURCE = re.compile(r"nvidia\.com/mig-([1-7]g\.[0-9]+gb)(\.me|\.gfx|\.me\.all|-me)?")
 
 
 class Mig(Scheme):

@@ -20,6 +20,8 @@ _CLOSE = {
     "aliyun.com/gpu-memory": "aliyun.com/gpu-mem", "tencent.com/vcuda-mem": "tencent.com/vcuda-memory",
     "tencent.com/vcuda-cores": "tencent.com/vcuda-core",
 }  # fmt: skip
+_OF_RTX = re.compile(r"(1g\.24gb|2g\.48gb|4g\.96gb)(\.gfx|\.me\.all|-me)")
+"""Engines beside the memory, which RTX PRO 6000 alone divides so: graphics, all of the media, none of it."""
 _PROFILE = re.compile(r"([1-7])g\.?([0-9]+)\s*gb([+.-]?me)?", re.IGNORECASE)
 
 
@@ -65,7 +67,10 @@ def right_name(name: str) -> str | None:
 
 def _mig_profile(container: Container, name: str, card: Card | None) -> Iterator[Finding]:
     path = ("resources", "limits", name)
-    match = _PROFILE.fullmatch(name.removeprefix(PREFIX))
+    profile = name.removeprefix(PREFIX)
+    if _OF_RTX.fullmatch(profile) and (card is None or card.name == "RTX-PRO-6000"):
+        return
+    match = _PROFILE.fullmatch(profile)
     if match is None:
         message = f"`{name}` names no MIG profile; they look like `{PREFIX}3g.40gb`"
         yield container.finding("mig-name", path, message)
