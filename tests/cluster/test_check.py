@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from kvarto.cluster.cards import find_card
 from kvarto.cluster.check import Finding, Severity, apply, check, correct
 from kvarto.cluster.check.finding import ABSENT, Edit
 from kvarto.cluster.schemes import SCHEMES, ClusterOptions
@@ -19,6 +20,7 @@ from tests.cluster.mistakes import all_mistakes
 
 JUNK: tuple[Any, ...] = (
     None, 0, -1, 1.5, True, "", "16Gi", "nvidia.com/gpu", [], {}, [None], [1, "x"], {"x": None}, [[]],
+    float("inf"), "inf", "nan", "1e999", "9" * 5000, "1" * 40 + "Gi", 10**40,
 )  # fmt: skip
 
 
@@ -68,6 +70,44 @@ def test_corrections_converge_however_many_mistakes_there_are() -> None:
         fixed, left = correct(documents, OPTIONS)
         assert [finding for finding in left if finding.edits] == []
         assert correct(fixed, OPTIONS) == (fixed, left), "mending twice changes nothing"
+
+
+@pytest.mark.parametrize("text", ["inf", "1e400", "nan", "9" * 5000])
+@pytest.mark.parametrize("name", ["gpu-fraction", "gpu-memory"])
+def test_absurd_numbers_in_annotations_are_findings(name: str, text: str) -> None:
+    documents = correct_manifests("kai")
+    template(documents)["metadata"]["annotations"] = {name: text}
+    assert {finding.rule for finding in check(documents, OPTIONS)} & {"kai-fraction", "kai-memory"}
+
+
+def test_as_many_mistakes_as_there_are_objects_are_mended() -> None:
+    pod = """\
+apiVersion: v1
+kind: Pod
+metadata: {name: p%d}
+spec:
+  nodeName: n
+  containers: [{name: c, image: x, resources: {limits: {nvidia.com/gpumem: 16Gi}}}]
+"""
+    documents = [document for number in range(36) for document in load_all(pod % number)]  # three mistakes each
+    fixed, left = correct(documents, OPTIONS)
+    assert left == []
+    together: list[Any] = [{"apiVersion": "v1", "kind": "List", "items": documents}]
+    fixed_together, left = correct(together, OPTIONS)
+    assert left == []
+    assert plain(fixed_together[0]["items"]) == plain(fixed)
+
+
+def test_what_cannot_be_mended_in_one_object_is_mended_in_the_next() -> None:
+    """The same message, and in the first pod something stands in the way of the edits."""
+    documents = [template(correct_manifests("hami")) for _ in range(2)]
+    for document, selector in zip(documents, ("text", {}), strict=True):
+        document.update(apiVersion="v1", kind="Pod")
+        document["metadata"]["name"] = "p"
+        document["spec"].update(nodeName="n", nodeSelector=selector)
+    fixed, left = correct(documents, OPTIONS)
+    assert [finding.document for finding in left if finding.rule == "node-name"] == [0]
+    assert fixed[1]["spec"]["nodeSelector"] == {"kubernetes.io/hostname": "n"}
 
 
 def test_comments_and_order_survive_a_correction() -> None:
@@ -138,6 +178,87 @@ def test_pods_are_found_in_what_others_defined() -> None:
     assert correct([job], OPTIONS)[1] == []
 
 
+WORDS = """\
+apiVersion: v1
+kind: Pod
+metadata:
+  name: p
+  labels: {gpu: on, other: 'off'}
+spec:
+  nodeSelector: {gpu: Yes}
+  hostNetwork: no
+  containers:
+  - name: c
+    image: x
+    env: [{name: A, value: off}]
+    resources:
+      limits: {nvidia.com/gpu: 1}
+    securityContext: {privileged: yes, runAsNonRoot: yes}
+"""
+
+
+def test_words_are_read_as_kubernetes_reads_them() -> None:
+    """`on` is a truth value where text must be, and `yes` is one where one must be."""
+    documents = load_all(WORDS)
+    assert {finding.rule for finding in check(documents, OPTIONS)} == {"annotation-text", "privileged"}
+    fixed, left = correct(documents, OPTIONS)
+    assert left == []
+    expected = WORDS.replace("privileged: yes, ", "")
+    for field, word in (("gpu", "on"), ("gpu", "Yes"), ("value", "off")):
+        expected = expected.replace(f"{field}: {word}", f"{field}: '{word}'")
+    assert dump_all(fixed) == expected
+
+
+@pytest.mark.parametrize(("text", "right"), [("16384m", "16384Mi"), ("20480", "20480Mi"), ("500m", "500Mi")])
+def test_a_claim_without_a_unit_was_meant_in_mib(text: str, right: str) -> None:
+    documents = correct_manifests("dra")
+    exactly = of_kind(documents, "ResourceClaimTemplate")["spec"]["spec"]["devices"]["requests"][0]["exactly"]
+    exactly["capacity"]["requests"]["memory"] = text
+    fixed, _ = correct(documents, ClusterOptions())
+    fixed_exactly = of_kind(fixed, "ResourceClaimTemplate")["spec"]["spec"]["devices"]["requests"][0]["exactly"]
+    assert fixed_exactly["capacity"]["requests"]["memory"] == right
+
+
+@pytest.mark.parametrize(
+    ("text", "right"), [("64Gi", "65536"), ("65536m", "65536"), ("65536", "65536"), ("9" * 60 + "Gi", "9" * 60 + "Gi")]
+)
+def test_a_quota_is_in_the_units_of_its_resource(text: str, right: str) -> None:
+    hard = {"requests.nvidia.com/gpumem": text}
+    quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "q"}, "spec": {"hard": hard}}
+    fixed, _ = correct([quota], OPTIONS)
+    assert fixed[0]["spec"]["hard"] == {"requests.nvidia.com/gpumem": right}
+
+
+def test_text_that_kubernetes_would_take_for_a_truth_value_is_quoted() -> None:
+    words = ["on", "off", "yes", "No", "y", "N", "true", "1e3", "null", "~"]
+    text = dump_all([{"words": words}])
+    assert load_all(text) == [{"words": words}]
+    assert all(f"'{word}'" in text for word in words)
+
+
+def test_items_of_a_list_of_one_kind_are_objects() -> None:
+    pod = template(correct_manifests("hami"))
+    pod["metadata"]["name"] = "p"
+    pod["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpumem"] = "16Gi"
+    documents = [{"apiVersion": "v1", "kind": "PodList", "metadata": {}, "items": [pod]}]
+    assert next(finding.where.partition(",")[0] for finding in check(documents, OPTIONS)) == "Pod p"
+    assert correct(documents, OPTIONS)[1] == []
+
+
+@pytest.mark.parametrize(
+    ("card", "profile", "rules"),
+    [
+        ("RTX-PRO-6000", "1g.24gb.gfx", []), ("RTX-PRO-6000", "1g.24gb-me", []), ("RTX-PRO-6000", "2g.48gb.me.all", []),
+        (None, "1g.24gb.gfx", []), ("H100-80", "1g.24gb.gfx", ["mig-name"]), ("H100-80", "1g.10gb-me", ["mig-name"]),
+    ],
+)  # fmt: skip
+def test_engines_of_one_card_are_in_its_profiles_names(card: str | None, profile: str, rules: list[str]) -> None:
+    container = {"name": "c", "image": "x", "resources": {"limits": {f"nvidia.com/mig-{profile}": 1}}}
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p"}, "spec": {"containers": [container]}}
+    options = ClusterOptions(card=None if card is None else find_card(card))
+    assert [finding.rule for finding in check([pod], options)] == rules
+
+
 RIGHT = """\
 apiVersion: v1
 kind: Pod
@@ -162,6 +283,12 @@ spec:
         image: nvcr.io/nvidia/k8s-device-plugin:v0.18.0
         env: [{name: NVIDIA_VISIBLE_DEVICES, value: all}]
         securityContext: {privileged: true}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: sees-none}
+spec:
+  containers: [{name: c, image: x, env: [{name: NVIDIA_VISIBLE_DEVICES, value: ""}]}]
 ---
 apiVersion: v1
 kind: Pod
@@ -275,7 +402,10 @@ BOMB = "\n".join(["a: &a [1, 1]", *(f"{b}: &{b} [*{a}, *{a}]" for a, b in iterto
 
 @pytest.mark.parametrize(
     "text",
-    ["a: 1\na: 2\n", "a: [1\n", "\tx", "&a [*a, *b]", "a: !!python/object:os.system x", "&a {kind: *a}", BOMB],
+    [
+        "a: 1\na: 2\n", "a: [1\n", "\tx", "&a [*a, *b]", "a: !!python/object:os.system x", "&a {kind: *a}", BOMB,
+        "a: " + "[" * 300 + "]" * 300, "a: " + "[" * 120 + "]" * 120,
+    ],
 )
 def test_text_that_is_no_manifest_is_refused_with_its_line(text: str) -> None:
     with pytest.raises(BadFile):

@@ -15,11 +15,12 @@ from kvarto.cluster.check.manifests import Files
 from kvarto.cluster.check.rules import BESIDE_NUMBERS, RULES, SUMS
 from kvarto.cluster.check.rules.schema import schemas
 from kvarto.cluster.schemes import ClusterOptions
+from kvarto.cluster.tree import Path
 
 __all__ = ["Edit", "Finding", "Severity", "apply", "check", "correct"]
 
 MAX_ROUNDS = 100
-"""Of correction. Each round mends one finding, since edits of two may touch the same lines."""
+"""Of correction, beyond one for each finding: mending one may show another."""
 
 
 def check(documents: Sequence[Any], options: ClusterOptions) -> list[Finding]:
@@ -41,16 +42,51 @@ def _object(finding: Finding) -> tuple[int, str]:
 def correct(documents: Sequence[Any], options: ClusterOptions) -> tuple[list[Any], list[Finding]]:
     """A corrected copy, and what only a person can mend. Comments and order stay where the library keeps them."""
     fixed = copy.deepcopy(list(documents))
-    beyond: set[str] = set()
-    for _ in range(MAX_ROUNDS):
+    findings = check(fixed, options)
+    beyond: set[_Key] = set()
+    for _ in range(MAX_ROUNDS + len(findings)):
+        batch = _batch([each for each in findings if each.edits and _key(each) not in beyond])
+        if not batch:
+            break
+        beyond |= {_key(each) for each in batch if not _mend(fixed, each)}
         findings = check(fixed, options)
-        mendable = next((each for each in findings if each.edits and each.message not in beyond), None)
-        if mendable is None:
-            return fixed, findings
-        changed = copy.deepcopy(fixed)
-        try:
-            apply(changed, mendable.edits)
-            fixed = changed
-        except NoSuchPlace:
-            beyond.add(mendable.message)  # what stands there must be put right by hand first
-    return fixed, check(fixed, options)
+    return fixed, findings
+
+
+_Key = tuple[int, Path, str]
+
+
+def _key(finding: Finding) -> _Key:
+    return finding.document, finding.path, finding.message
+
+
+def _batch(findings: Sequence[Finding]) -> list[Finding]:
+    """What one round mends: the first finding, and those of its kind in other objects. Edits of two findings in one
+    object may touch the same lines, and another kind may be gone once this one is mended.
+    """
+    batch: list[Finding] = []
+    touched: set[tuple[int, Path]] = set()
+    for finding in findings:
+        objects = {(edit.document, _item(edit.path)) for edit in finding.edits}
+        if finding.rule == findings[0].rule and not objects & touched:
+            batch.append(finding)
+            touched |= objects
+    return batch
+
+
+def _item(path: Path) -> Path:
+    """The item of a `List` that a path leads into; empty for a document that is one object."""
+    return path[:2] if path[0] == "items" else ()
+
+
+def _mend(documents: list[Any], finding: Finding) -> bool:
+    """All edits or none. False: what stands in their way must be put right by hand first."""
+    changed = list(documents)
+    for index in {edit.document for edit in finding.edits}:
+        changed[index] = copy.deepcopy(documents[index])
+    try:
+        apply(changed, finding.edits)
+    except NoSuchPlace:
+        return False
+    documents[:] = changed
+    return True
