@@ -9,7 +9,7 @@ from typing import Any
 import helm_python
 import pytest
 
-from kvarto.cluster.cards import find_card
+from kvarto.cluster.cards import Card, find_card
 from kvarto.cluster.check import check
 from kvarto.cluster.deployment import Workload
 from kvarto.cluster.need import Need
@@ -84,6 +84,29 @@ def test_further_settings_are_the_same_too() -> None:
     )  # fmt: skip
     mib = values("aliyun", need, gpu={"aliyunUnit": "MiB"})
     assert helm(mib) == ours("aliyun", need, ClusterOptions(card=CARD, aliyun_unit="MiB"))
+
+
+@pytest.mark.parametrize("scheme", ["cpu", "hami", "kai", "dra", "time-slicing"])
+def test_a_million_is_printed_in_digits(scheme: str) -> None:
+    need = Need(1_500_000 * MIB, 0, 2_000_000 * MIB)
+    card = Card("huge", 4_000_000 * MIB)
+    settings = values(scheme, need, replicas=1_000_000, gpu={"cardMiB": 4_000_000, "memoryFactor": 1})
+    need = of_cpu(need) if scheme == "cpu" else need
+    expected = ours(scheme, need, ClusterOptions(card=card), replicas=1_000_000)
+    if scheme == "cpu":
+        settings["hostMemoryMiB"] = 3_500_000
+    assert helm(settings) == expected
+
+
+def test_names_that_look_like_something_else_stay_text() -> None:
+    settings = values("kai", NEEDS[0], modelClaim="123", runtimeClassName="on", gpu={"queue": "1e3"})
+    options = ClusterOptions(card=CARD, queue="1e3")
+    assert helm(settings) == ours("kai", NEEDS[0], options, model_claim="123", runtime_class="on")
+    with helm_python.Chart.load(CHART) as chart:
+        files = chart.render(values("time-slicing", NEEDS[0]), name="123", namespace="007")
+    texts = [text for name, text in files.items() if name.endswith(".yaml")]
+    documents = [plain(document) for text in texts for document in load_all(text)]
+    assert check(documents, replace(OPTIONS, overhead_bytes=NEEDS[0].overhead_bytes)) == []
 
 
 @pytest.mark.parametrize("scheme", ["time-slicing", "mps"])

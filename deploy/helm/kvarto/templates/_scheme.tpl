@@ -1,8 +1,10 @@
-{{/* What each scheme adds to the pod; the same as `kvarto k8s render`, which the tests compare it with. */}}
+{{/* What each scheme adds to the pod; the same as `kvarto k8s render`, which the tests compare it with.
+Helm's numbers are floating point, and a million of them prints as 1e+06: whatever is printed goes through int64. Names
+are quoted, since `123` and `on` are names too. */}}
 
 {{/* MiB that a limit must leave: the arena, and on a GPU what the driver takes. */}}
 {{- define "kvarto.limitMiB" -}}
-{{- if eq .Values.gpu.scheme "cpu" }}{{ .Values.deviceMemoryMiB }}{{ else }}{{ add .Values.deviceMemoryMiB .Values.gpu.overheadMiB }}{{ end }}
+{{- if eq .Values.gpu.scheme "cpu" }}{{ int64 .Values.deviceMemoryMiB }}{{ else }}{{ add .Values.deviceMemoryMiB .Values.gpu.overheadMiB }}{{ end }}
 {{- end }}
 
 {{/* How many equal parts of the card hold the limit each. */}}
@@ -78,7 +80,7 @@ tencent.com/vcuda-memory: {{ $blocks }}
 
 {{- define "kvarto.selector" -}}
 app.kubernetes.io/name: kvarto
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end }}
 
 {{- define "kvarto.labels" -}}
