@@ -142,7 +142,13 @@ def _process(file: BinaryIO, data: bytes, slot: int, uuids: list[str], totals: l
     is_alive = _is_locked(file, slot)
     if not used and not is_alive:
         return None
-    return ProcessAccount(pid, name.split(b"\0")[0].decode("utf-8", "replace"), is_alive, used)
+    return ProcessAccount(pid, _printable(name), is_alive, used)
+
+
+def _printable(name: bytes) -> str:
+    """Any process of the container may have written it, and whoever reads it may be at a terminal."""
+    text = name.split(b"\0")[0].decode("utf-8", "replace")
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 def _is_locked(file: BinaryIO, slot: int) -> bool:

@@ -41,6 +41,7 @@ VCUDA_CONFIG = "etc/vcuda/vcuda.config"
 VCUDA_MEMORY_OFFSET = 48 + 4 + 4044 + 4096 + 16
 """Bytes of gpu-manager's record before its `uint64_t gpu_memory`: pod, limit flag, padding, container, bus id."""
 _VISIBLE = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES")
+_UUID_STARTS = ("GPU-", "MIG-")
 _SUFFIXES = {"": 1, "k": KIB, "m": MIB, "g": GIB}
 _ALIYUN_UNITS = {"mib": MIB, "mb": MIB, "gib": GIB, "gb": GIB}
 """Alibaba's components say GB and count GiB."""
@@ -77,12 +78,13 @@ def read_device_limit(
 
 
 def _hami(environ: Mapping[str, str], index: int) -> Iterator[DeviceLimit]:
-    """`16384m`, `16g`, `1048576k` or bytes; the device's own variable comes before the one for all. 0 means none."""
+    """`16384m`, `16g`, `1048576k` or bytes; the device's own variable comes before the one for all. 0 means none, and
+    leaves it to the other, as it does to HAMi's library.
+    """
     for name in (f"{HAMI_LIMIT}_{index}", HAMI_LIMIT):
-        if name in environ:
-            limit_bytes = _with_suffix(name, environ[name], environ[name])
-            if limit_bytes:
-                yield DeviceLimit(limit_bytes, f"`{name}={environ[name]}`")
+        limit_bytes = _with_suffix(name, environ[name], environ[name]) if name in environ else 0
+        if limit_bytes:
+            yield DeviceLimit(limit_bytes, f"`{name}={environ[name]}`")
             return
 
 
@@ -133,11 +135,10 @@ def _mig(environ: Mapping[str, str], total_bytes: int) -> Iterator[DeviceLimit]:
 
 def _vcuda(path: Path) -> Iterator[DeviceLimit]:
     """A record of gpu-manager for this container, little-endian."""
-    if not path.exists():
+    record = _read(path)
+    if record is None:
         return
-    with path.open("rb") as file:
-        file.seek(VCUDA_MEMORY_OFFSET)
-        field = file.read(8)
+    field = record[VCUDA_MEMORY_OFFSET : VCUDA_MEMORY_OFFSET + 8]
     if len(field) < 8:
         raise UsageError(f"`{path}` is too short to hold a limit; gpu-manager writes it anew for a new container")
     limit_bytes = int.from_bytes(field, "little")
@@ -148,22 +149,34 @@ def _vcuda(path: Path) -> Iterator[DeviceLimit]:
 def _limiter(environ: Mapping[str, str], index: int, path: Path) -> Iterator[DeviceLimit]:
     """`8GiB` for every device, or `GPU-…=8GiB,2GiB`: by UUID, and one for all others."""
     value, source = environ.get(LIMITER_LIMIT, ""), LIMITER_LIMIT
-    if path.exists():
-        value, source = path.read_text(), str(path)
+    mounted = _read(path)
+    if mounted is not None:
+        value, source = mounted.decode(errors="replace"), str(path)
     limits: dict[str, int] = {}
     for item in re.split(r"[,\s]+", value.strip()):
         device, equals, size = item.rpartition("=")
         try:
-            if equals and not device.startswith(("GPU-", "MIG-")):  # an index means another device to each process
+            if equals and not device.startswith(_UUID_STARTS):  # an index means another device to each process
                 raise ValueError(f"`{device}` is not a UUID")
             if item:
                 limits[device] = parse_bytes(size)
         except ValueError as error:
             raise _unreadable(source, value.strip(), "a size such as `8GiB`, or `GPU-…=8GiB`") from error
-    present = _names(environ, _VISIBLE[1])
+    # `all` and indexes name no device; then each may be any of those that have a limit.
+    present = [name for name in _names(environ, _VISIBLE[1]) if name.startswith(_UUID_STARTS)]
     mine = limits.get(present[index] if index < len(present) else "", limits.get(""))
     if limits and (mine is not None or index >= len(present)):
         yield DeviceLimit(min(limits.values()) if mine is None else mine, f"`{source}={value.strip()}`")
+
+
+def _read(path: Path) -> bytes | None:
+    """A file that the node mounted; None where there is none. Raises UsageError where it can't be read."""
+    try:
+        return path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise UsageError(f"`{path}` holds this container's limit and can't be read: {error.strerror}") from error
 
 
 def _container_index(environ: Mapping[str, str], device_index: int) -> int:

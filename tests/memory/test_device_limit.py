@@ -30,6 +30,7 @@ def limit_of(environ: dict[str, str], *, index: int = 0, root: Path = Path("/now
         ({"CUDA_DEVICE_MEMORY_LIMIT": "1048576K"}, GIB),
         ({"CUDA_DEVICE_MEMORY_LIMIT": "1073741825"}, GIB + 1),
         ({"CUDA_DEVICE_MEMORY_LIMIT_0": "0"}, None),
+        ({"CUDA_DEVICE_MEMORY_LIMIT_0": "0", "CUDA_DEVICE_MEMORY_LIMIT": "1g"}, GIB),
         ({"CUDA_DEVICE_MEMORY_LIMIT_1": "1g"}, None),
         ({"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=4096M,1=8G"}, 4 * GIB),
         ({"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "1=8G"}, None),
@@ -47,6 +48,8 @@ def limit_of(environ: dict[str, str], *, index: int = 0, root: Path = Path("/now
         ({"KVARTO_GPU_MEMORY_LIMIT": "GPU-2=8GiB, 2GiB", "NVIDIA_VISIBLE_DEVICES": "GPU-1,GPU-2"}, 2 * GIB),
         ({"KVARTO_GPU_MEMORY_LIMIT": "GPU-2=8GiB", "NVIDIA_VISIBLE_DEVICES": "GPU-1,GPU-2"}, None),
         ({"KVARTO_GPU_MEMORY_LIMIT": "GPU-1=8GiB,GPU-2=4GiB"}, 4 * GIB),
+        ({"KVARTO_GPU_MEMORY_LIMIT": "GPU-1=8GiB", "NVIDIA_VISIBLE_DEVICES": "all"}, 8 * GIB),
+        ({"KVARTO_GPU_MEMORY_LIMIT": "GPU-1=8GiB,2GiB", "NVIDIA_VISIBLE_DEVICES": "0"}, 2 * GIB),
         ({"ALIYUN_COM_GPU_MEM_CONTAINER": "16", "CUDA_DEVICE_MEMORY_LIMIT": "10g"}, 10 * GIB),
         ({"GPU_PORTION": "0.12", "KVARTO_GPU_MEMORY_LIMIT": "10GiB"}, 10 * GIB),
     ],
@@ -95,6 +98,18 @@ def test_the_record_of_gpu_manager_is_read(tmp_path: Path) -> None:
     assert limit_of({}, root=tmp_path) == 12 * GIB
     path.write_bytes(bytes(VCUDA_MEMORY_OFFSET + 7))
     with pytest.raises(UsageError, match="too short"):
+        limit_of({}, root=tmp_path)
+
+
+@pytest.mark.parametrize("name", ["etc/kvarto/gpu-memory-limit", VCUDA_CONFIG])
+def test_a_file_that_cannot_be_read_is_refused(name: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    path.mkdir(parents=True)  # what a mount leaves whose source is missing
+    with pytest.raises(UsageError, match="can't be read: Is a directory"):
+        limit_of({}, root=tmp_path)
+    path.rmdir()
+    path.write_bytes(b"\xff\xfe8GiB")
+    with pytest.raises(UsageError, match=re.escape(name)):
         limit_of({}, root=tmp_path)
 
 

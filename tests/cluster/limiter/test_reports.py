@@ -109,6 +109,17 @@ def test_a_change_that_is_not_carried_over_yet_is_read(
     assert list(process.used_bytes.values()) == [expected * UNIT_BYTES]
 
 
+def test_a_name_in_the_ledger_cannot_steer_a_terminal(tmp_path: Path) -> None:
+    data = bytearray(FILE_BYTES)
+    data[:8] = MAGIC.to_bytes(8, "little")
+    DEVICE.pack_into(data, DEVICES_OFFSET, bytes(range(1, 17)), 100, 0, LIMIT + 1, 100, 0, 0, 0)
+    SLOT.pack_into(data, SLOTS_OFFSET, 2, 77, 0, 0, b"\x1b]0;x\x07\n\xffname")
+    ACCOUNT.pack_into(data, SLOTS_OFFSET + SLOT.size, 100, 0)
+    (tmp_path / "ledger").write_bytes(data)
+    (process,) = read_account(tmp_path / "ledger").processes
+    assert process.name == "?]0;x??\ufffdname"
+
+
 def test_no_ledger_and_no_such_file_are_said(container: Container) -> None:
     with pytest.raises(UsageError, match="--ledger"):
         k8s_limiter_status(ledger=container.ledger)
