@@ -14,6 +14,15 @@ if TYPE_CHECKING:
     from kvarto.cluster.schemes import ClusterOptions
 
 ALIYUN_UNITS = ("GiB", "MiB")
+_LABEL = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
+_FORMS = {
+    "service": (r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?", "up to 40 small letters, digits and dashes, a letter first"),
+    "label": (_LABEL, "up to 63 small letters, digits and dashes"),
+    "domain": (rf"{_LABEL}(\.{_LABEL})*", "small letters, digits and dashes, with dots between"),
+    "label value": (r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?", "up to 63 letters, digits, dashes and dots"),
+    "image": (r"[^\s]+", "one without spaces, such as `kvarto:latest`"),
+}
+"""Forms of names that the API server asks for, and how to say so. The shortest leaves room for what we append."""
 
 
 class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,6 +51,13 @@ class OverheadConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes on the GPU beside the arena: the driver's context and workspaces. An allowance; cards differ."""
 
 
+def check_name(flag: str, value: str | None, form: str) -> None:
+    """Refuse a name that the API server would refuse. Raises UsageError."""
+    pattern, says = _FORMS[form]
+    if value is not None and not re.fullmatch(pattern, value):
+        raise UsageError(f"`{flag} {value}` is no name; take {says}")
+
+
 def cluster_options(config: ClusterConfig, overhead: OverheadConfig) -> ClusterOptions:
     """The same for `kvarto.cluster`. Raises UsageError."""
     from kvarto.cluster.cards import find_card
@@ -51,6 +67,9 @@ def cluster_options(config: ClusterConfig, overhead: OverheadConfig) -> ClusterO
         raise UsageError(f"`--aliyun-unit {config.aliyun_unit}` is unknown; take `GiB` or `MiB`")
     if config.memory_factor < 1:
         raise UsageError(f"`--memory-factor {config.memory_factor}` is too small; give 1 or more")
+    check_name("--device-class", config.device_class, "domain")
+    check_name("--queue", config.queue, "label value")
+    check_name("--plugin-namespace", config.plugin_namespace, "label")
     return ClusterOptions(
         card=None if config.card is None else find_card(config.card),
         kubernetes=_version(config.kubernetes),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -10,7 +11,7 @@ import msgspec
 from cyclopts import Parameter
 
 from kvarto.cli.flags import check_output, count, takes
-from kvarto.cli.k8s_flags import ClusterConfig, OverheadConfig, cluster_options
+from kvarto.cli.k8s_flags import ClusterConfig, OverheadConfig, check_name, cluster_options
 from kvarto.cli.k8s_size import BUDGET_FLAGS, size_need
 from kvarto.core.errors import UsageError
 from kvarto.engine.config import EngineConfig
@@ -75,7 +76,7 @@ def k8s_render(
         raise UsageError(f"`--backend native` computes on a CPU and `--scheme {scheme}` gives it a GPU; leave one out")
     _, need = size_need(engine, overhead, tokens_per_seq, on_gpu=scheme != "cpu")
     settings = msgspec.structs.asdict(workload)
-    model = settings.pop("pod_model") or engine.model
+    model = settings.pop("pod_model") or _model_in_pod(engine.model)
     rendered = render(chosen, Workload(model=model, flags=engine_flags(engine), **settings), need, options)
     text = dump_all(rendered.documents)
     if output is None:
@@ -84,12 +85,26 @@ def k8s_render(
         output.write_text(text)
 
 
+def _model_in_pod(model: str) -> str:
+    """The same, with a word of warning for a path: in the pod something else may be there, or nothing."""
+    from kvarto.cluster.deployment import MODELS
+    from kvarto.models.hub import DEMO
+
+    if model != DEMO and Path(model).expanduser().exists() and not model.startswith(f"{MODELS}/"):
+        sys.stderr.write(
+            f"`{model}` is a path on this machine, and the pod is told the same; mount the models by `--model-claim` "
+            f"and say where with `--pod-model {MODELS}/…`\n"
+        )
+    return model
+
+
 def check_workload(workload: WorkloadConfig) -> None:
     """Refuse what the API server would refuse. Raises UsageError."""
-    for flag, value in (("--name", workload.name), ("--namespace", workload.namespace)):
-        label = value is None or (0 < len(value) <= 40 and value.replace("-", "a").isalnum() and value == value.lower())
-        if not label or (value is not None and (value.startswith("-") or value.endswith("-") or not value.isascii())):
-            raise UsageError(f"`{flag} {value}` is no name; take up to 40 small letters, digits and dashes")
+    check_name("--name", workload.name, "service")
+    check_name("--namespace", workload.namespace, "label")
+    check_name("--image", workload.image, "image")
+    check_name("--model-claim", workload.model_claim, "domain")
+    check_name("--runtime-class", workload.runtime_class, "domain")
     for flag, number in (
         ("--replicas", workload.replicas),
         ("--start-limit-s", workload.start_limit_s - 4),

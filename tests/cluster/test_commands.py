@@ -97,6 +97,13 @@ def test_mig_lists_profiles_and_packs_models(capsys: Captured) -> None:
         (["render", "MODEL", "--scheme", "cgpu"], "`--scheme cgpu` is unknown"),
         (["render", "MODEL", "--scheme", "mig"], "name it, such as `--card H100-80`"),
         (["render", "MODEL", "--scheme", "hami", "--name", "Chat"], "`--name Chat` is no name"),
+        (["render", "MODEL", "--scheme", "cpu", "--name", "1chat"], "digits and dashes, a letter first"),
+        (["render", "MODEL", "--scheme", "cpu", "--namespace", "a.b"], "`--namespace a.b` is no name"),
+        (["render", "MODEL", "--scheme", "cpu", "--image", "my image"], "`--image my image` is no name"),
+        (["render", "MODEL", "--scheme", "cpu", "--model-claim", "My_Claim"], "`--model-claim My_Claim` is no name"),
+        (["render", "MODEL", "--scheme", "cpu", "--runtime-class", ""], "`--runtime-class ` is no name"),
+        (["render", "MODEL", "--scheme", "kai", "--queue", "team a"], "`--queue team a` is no name"),
+        (["size", "MODEL", "--device-class", "GPU"], "`--device-class GPU` is no name"),
         (["render", "MODEL", "--scheme", "hami", "--limiter"], "limits already"),
         (["render", "MODEL", "--scheme", "hami", "--backend", "native"], "computes on a CPU"),
         (["check", "/nowhere.yaml"], "`/nowhere.yaml` can't be read"),
@@ -119,9 +126,12 @@ def test_render_prints_what_check_accepts(model: str, tmp_path: Path, capsys: Ca
     assert server["args"][-3:] == ["--max-num-seqs", "3", "--no-enable-prefix-caching"]
     assert {"name": "LD_PRELOAD", "value": "/usr/local/lib/libkvarto-limiter.so"} in server["env"]
     assert run(["k8s", "check", str(path), "--card", "H100"]) == 0
-    assert capsys.readouterr().out == ""
-    assert run(["k8s", "render", model, "--scheme", "cpu"]) == 0
-    assert "- cpu\n" in capsys.readouterr().out
+    printed = capsys.readouterr()
+    assert (printed.out, printed.err) == ("", "")
+    assert run(["k8s", "render", model, "--scheme", "cpu", "--namespace", "1" * 63]) == 0
+    printed = capsys.readouterr()
+    assert "- cpu\n" in printed.out
+    assert "is a path on this machine" in printed.err, "the pod would look for it in its own file system"
 
 
 @pytest.mark.parametrize("command", [["size"], ["mig"], ["render"], ["compare"], ["check"], ["limiter", "status"]])
