@@ -387,6 +387,15 @@ def test_versions_of_dra_follow_the_cluster(version: tuple[int, int], api: str, 
     assert check(fixed, options) == left
 
 
+@pytest.mark.parametrize("written", ["v1", "extensions/v1beta1", "apps/v1beta2", 1])
+def test_a_kind_under_a_version_that_has_none_such_is_named(written: object) -> None:
+    documents = correct_manifests("hami")
+    of_kind(documents, "Deployment")["apiVersion"] = written
+    assert [finding.rule for finding in check(documents, OPTIONS)] == ["api-version"]
+    fixed, left = correct(documents, OPTIONS)
+    assert (left, of_kind(fixed, "Deployment")["apiVersion"]) == ([], "apps/v1")
+
+
 def test_unknown_kinds_pass_and_unknown_versions_are_refused() -> None:
     custom = {"apiVersion": "example.com/v1", "kind": "Thing", "metadata": {"name": "x"}, "spec": {"anything": [1]}}
     assert check([custom], OPTIONS) == []

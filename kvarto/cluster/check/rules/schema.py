@@ -15,13 +15,32 @@ from kvarto.cluster.tree import TruthWord, as_text, dig, mapping
 _ADDITIONAL = "additionalProperties"
 
 
+_VERSIONS = {
+    **dict.fromkeys(("Pod", "PodTemplate", "ReplicationController", "Service", "ConfigMap", "ResourceQuota"), "v1"),
+    **dict.fromkeys(("Deployment", "StatefulSet", "DaemonSet", "ReplicaSet"), "apps/v1"),
+    **dict.fromkeys(("Job", "CronJob"), "batch/v1"),
+}
+"""Of Kubernetes' own kinds that this check reads, where each is found."""
+
+
 def schemas(files: Files, options: ClusterOptions) -> Iterator[Finding]:
     """The first thing in each object that its schema forbids. Kinds without a schema pass."""
     for each in files.objects:
         validator = schema_validator(each.kind, str(each.manifest["apiVersion"]), options.kubernetes)
-        error = None if validator is None else best_match(validator.iter_errors(_plain(each.manifest)))
+        if validator is None:
+            yield from _unknown_version(each)
+            continue
+        error = best_match(validator.iter_errors(_plain(each.manifest)))
         if error is not None:
             yield _finding(each, error)
+
+
+def _unknown_version(each: Object) -> Iterator[Finding]:
+    """A kind of Kubernetes under a version that has none such. Groups with a dot are others'."""
+    written, right = str(each.manifest["apiVersion"]), _VERSIONS.get(each.kind)
+    if right is not None and "." not in written.rpartition("/")[0]:
+        message = f"`{written}` has no `{each.kind}`; write `{right}`"
+        yield each.finding("api-version", ("apiVersion",), message, each.edit("apiVersion", value=right))
 
 
 def _finding(each: Object, error: Any) -> Finding:
