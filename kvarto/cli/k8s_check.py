@@ -83,8 +83,10 @@ class _Source:
         from kvarto.cluster.yaml_text import dump_all
 
         if self.text.lstrip().startswith("{") and len(documents) == 1:
-            return json.dumps(documents[0], indent=2, default=str) + "\n"
-        return dump_all(documents, like=self.text)
+            text = json.dumps(documents[0], indent=2, default=str) + "\n"
+        else:
+            text = dump_all(documents, like=_lines(self.text))
+        return text.replace("\n", "\r\n") if "\r\n" in self.text else text
 
     def put(self, text: str, *, writes: bool) -> None:
         """Write the corrected text where this one came from, or print how they differ."""
@@ -94,7 +96,10 @@ class _Source:
         elif self.name == STDIN:
             sys.stdout.write(text)
         elif text != self.text:
-            Path(self.name).write_text(text)
+            try:
+                Path(self.name).write_bytes(text.encode())
+            except OSError as error:
+                raise UsageError(f"`{self.name}` can't be written: {error.strerror}") from error
 
 
 def _read(names: tuple[str, ...]) -> list[_Source]:
@@ -103,21 +108,31 @@ def _read(names: tuple[str, ...]) -> list[_Source]:
     sources = []
     for name in _expanded(names):
         try:
-            text = sys.stdin.read() if name == STDIN else Path(name).read_text()
+            text = sys.stdin.read() if name == STDIN else Path(name).read_bytes().decode()  # ends of lines as they are
         except (OSError, UnicodeDecodeError) as error:
             raise UsageError(f"`{name}` can't be read: {error}") from error
-        sources.append(_Source(name, text, load_all(text, name)))
+        sources.append(_Source(name, text, load_all(_lines(text), name)))
     return sources
 
 
+def _lines(text: str) -> str:
+    """With ends of lines as they are written here; a comment would keep half of the others'."""
+    return text.replace("\r\n", "\n")
+
+
 def _expanded(names: tuple[str, ...]) -> list[str]:
-    """Folders stand for the manifests in them."""
+    """Folders stand for the manifests in them, and not for those in folders below. Raises UsageError for one that has
+    none, which would pass as right.
+    """
     found = []
     for name in names:
-        if name != STDIN and Path(name).is_dir():
-            found += sorted(str(path) for path in Path(name).iterdir() if path.suffix in (".yaml", ".yml", ".json"))
-        else:
+        if name == STDIN or not Path(name).is_dir():
             found.append(name)
+            continue
+        inside = sorted(str(path) for path in Path(name).iterdir() if path.suffix in (".yaml", ".yml", ".json"))
+        if not inside:
+            raise UsageError(f"`{name}` has no `.yaml`, `.yml` or `.json` in it; folders below it are named one by one")
+        found += inside
     return found
 
 

@@ -163,7 +163,25 @@ def test_check_shows_and_writes_corrections(wrong: Path, capsys: Captured) -> No
     assert run(["k8s", "check", str(wrong), "--card", "H100"]) == 0
 
 
-@pytest.mark.parametrize("form", ["json", "offset", "start"])
+def test_a_folder_without_manifests_does_not_pass(tmp_path: Path, wrong: Path, capsys: Captured) -> None:
+    (tmp_path / "outer/inner").mkdir(parents=True)
+    wrong.rename(tmp_path / "outer/inner/pod.yaml")
+    assert run(["k8s", "check", str(tmp_path / "outer")]) == 2
+    assert "folders below it are named one by one" in capsys.readouterr().err
+
+
+def test_a_file_that_cannot_be_written_is_said(
+    wrong: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path, data: bytes) -> int:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "write_bytes", refuse)
+    assert run(["k8s", "check", str(wrong), "--fix"]) == 2
+    assert "can't be written: Permission denied" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("form", ["json", "offset", "start", "lines"])
 def test_corrections_keep_the_form_of_a_file(form: str, tmp_path: Path) -> None:
     text = """\
 apiVersion: v1
@@ -183,10 +201,12 @@ spec:
         text = json.dumps(load_all(text)[0], indent=2) + "\n"
     if form == "start":
         text = f"---\n# first\n{text}---\n{text}"
+    if form == "lines":
+        text = text.replace("\n", "\r\n").replace("  containers", "  # which\r\n  containers")
     path = tmp_path / ("pod.json" if form == "json" else "pod.yaml")
-    path.write_text(text)
+    path.write_bytes(text.encode())
     assert run(["k8s", "check", str(path), "--fix"]) == 1
-    assert path.read_text() == text.replace('"16Gi"', "16384").replace("16Gi", "16384")
+    assert path.read_bytes().decode() == text.replace('"16Gi"', "16384").replace("16Gi", "16384")
 
 
 def test_check_reads_standard_input(wrong: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
