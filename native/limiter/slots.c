@@ -151,9 +151,19 @@ static Ledger *join(int file, uint32_t *slot, char *error, size_t error_bytes) {
     return NULL;
 }
 
+/* As one that is there, first: in a folder like /tmp the kernel refuses O_CREAT on a file of another user. */
+static int open_ledger(const char *path) {
+    const int flags = O_RDWR | O_CLOEXEC | O_NOFOLLOW;
+    int file = open(path, flags);
+    if (file >= 0 || errno != ENOENT) return file;
+    file = open(path, flags | O_CREAT, 0666);
+    if (file < 0 && errno == EACCES && access(path, F_OK) == 0) file = open(path, flags); /* another user was faster */
+    return file;
+}
+
 Ledger *slots_join(const char *path, uint32_t *slot, char *error, size_t error_bytes) {
     snprintf(joined.path, sizeof joined.path, "%s", path);
-    int file = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666);
+    int file = open_ledger(path);
     if (file < 0) {
         snprintf(error, error_bytes, "`%s` cannot be opened for writing: %s; mount a writable folder there, or name "
                  "another file in KVARTO_GPU_MEMORY_LEDGER", path, strerror(errno));

@@ -10,7 +10,7 @@ import pytest
 
 from tests.cluster.fakes.board import MIB
 from tests.cluster.limiter.conftest import StartContainer
-from tests.cluster.limiter.container import OUT_OF_MEMORY, make_limiter
+from tests.cluster.limiter.container import HERE, OUT_OF_MEMORY, Build, compile_c, make_limiter
 
 OPERATING_SYSTEM = 304
 
@@ -74,6 +74,15 @@ def test_a_ledger_without_room_on_its_disk_gives_nothing_out(start: StartContain
         pytest.skip("namespaces are not allowed here")
     guest = start().guest(prefix=prefix, KVARTO_GPU_MEMORY_LEDGER=str(small / "ledger"))
     assert guest.init() == OPERATING_SYSTEM
+
+
+def test_a_ledger_in_a_sticky_folder_is_for_all_users(built: Build, start: StartContainer) -> None:
+    container = start("100MiB")
+    first = container.opened()
+    assert first.take("cuMemAlloc", 80 * MIB)[0] == 0
+    sticky = compile_c(built.folder / "libsticky.so", HERE / "sticky.c", "-shared", "-fPIC")
+    second = container.opened(LD_PRELOAD=f"{container.env['LD_PRELOAD']}:{sticky}")
+    assert second.take("cuMemAlloc", 80 * MIB)[0] == OUT_OF_MEMORY
 
 
 def test_a_program_that_lost_its_environment_is_limited_by_the_ledger(start: StartContainer) -> None:
