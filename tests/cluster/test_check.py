@@ -229,6 +229,34 @@ def test_a_quota_is_in_the_units_of_its_resource(text: str, right: str) -> None:
     assert fixed[0]["spec"]["hard"] == {"requests.nvidia.com/gpumem": right}
 
 
+def test_replicas_in_quotes_stay_as_many() -> None:
+    documents = correct_manifests("time-slicing")
+    config = of_kind(documents, "ConfigMap")["data"]
+    right = config["kvarto"]
+    config["kvarto"] = right.replace("replicas: 5", "replicas: '5'")
+    assert config["kvarto"] != right
+    fixed, left = correct(documents, OPTIONS)
+    assert left == []
+    assert of_kind(fixed, "ConfigMap")["data"]["kvarto"] == right
+
+
+def test_a_plugin_is_known_by_its_image_with_a_digest_too() -> None:
+    daemons = [
+        {
+            "apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": {"name": image},
+            "spec": {
+                "selector": {"matchLabels": {"a": image}},
+                "template": {
+                    "metadata": {"labels": {"a": image}},
+                    "spec": {"containers": [{"name": "c", "image": f"x.io/{image}@sha256:{'0' * 64}"}]},
+                },
+            },
+        }
+        for image in ("k8s-device-plugin", "hami")
+    ]  # fmt: skip
+    assert [finding.rule for finding in check(daemons, OPTIONS)] == ["two-plugins"]
+
+
 def test_text_that_kubernetes_would_take_for_a_truth_value_is_quoted() -> None:
     words = ["on", "off", "yes", "No", "y", "N", "true", "1e3", "null", "~"]
     text = dump_all([{"words": words}])

@@ -8,6 +8,7 @@ from typing import Any
 
 from kvarto.cluster.check.finding import Edit, Finding
 from kvarto.cluster.check.manifests import Container, Files, Object, Pod
+from kvarto.cluster.quantity import whole_number
 from kvarto.cluster.schemes import ClusterOptions
 from kvarto.cluster.schemes.replicas import SHARED_GPU, plugin_configs
 from kvarto.cluster.schemes.whole import GPU
@@ -52,8 +53,9 @@ def replica_counts(files: Files, options: ClusterOptions) -> Iterator[Finding]:
             for entry in mappings(dig(fixed, "sharing", kind, "resources")):
                 count = entry.get("replicas")
                 if not isinstance(count, int) or count < 2:
-                    entry["replicas"] = 2
-                    message = f"`replicas: {count}` of `{entry.get('name')}`: the plugin wants at least 2; write `2`"
+                    right = entry["replicas"] = max(2, whole_number(count) or 0)  # a number in quotes is not read
+                    wants = "a number of at least 2" if right > 2 else "at least 2"
+                    message = f"`replicas: {count}` of `{entry.get('name')}`: the plugin wants {wants}; write `{right}`"
                     yield place.finding("replicas", message, place.rewrite(fixed))
 
 
@@ -178,7 +180,7 @@ def _plugin_of(pod: Pod) -> str | None:
     if pod.object.kind != "DaemonSet":
         return None
     for container in pod.containers:
-        image = str(container.manifest.get("image")).rpartition("/")[2].partition(":")[0]
+        image = str(container.manifest.get("image")).rpartition("/")[2].partition("@")[0].partition(":")[0]
         if image in _PLUGIN_IMAGES:
             return _PLUGIN_IMAGES[image]
     return None
