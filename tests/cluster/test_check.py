@@ -229,6 +229,14 @@ def test_a_quota_is_in_the_units_of_its_resource(text: str, right: str) -> None:
     assert fixed[0]["spec"]["hard"] == {"requests.nvidia.com/gpumem": right}
 
 
+def test_a_privileged_container_beside_a_server_is_a_warning() -> None:
+    documents = correct_manifests("hami")
+    beside = {"name": "mesh", "image": "x", "securityContext": {"privileged": True}}
+    template(documents)["spec"]["initContainers"] = [beside]
+    (finding,) = check(documents, OPTIONS)
+    assert (finding.rule, finding.severity, finding.edits) == ("privileged", Severity.WARNING, ())
+
+
 def test_replicas_in_quotes_stay_as_many() -> None:
     documents = correct_manifests("time-slicing")
     config = of_kind(documents, "ConfigMap")["data"]

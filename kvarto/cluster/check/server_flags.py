@@ -60,18 +60,24 @@ def runs_on_cpu(container: Container) -> bool:
     return flag is None or flag.value == "cpu"
 
 
-def device_memory(container: Container) -> tuple[int, Flag | int] | None:
-    """Bytes of Kvarto's arena, and where they are said: a flag, or the index of a variable. None where they are not."""
+def written_device_memory(container: Container) -> tuple[str, Flag | int] | None:
+    """Kvarto's arena as it is written, and where: a flag, or the index of a variable. None where it is not."""
     flag = find_flag(container, KVARTO_FLAGS)
+    if flag is not None:
+        return flag.value, flag
+    for index, name, value in container.env():
+        if name == DEVICE_MEMORY_ENV and value is not None:
+            return str(value), index
+    return None
+
+
+def device_memory(container: Container) -> tuple[int, Flag | int] | None:
+    """The same in bytes; None also for what is no size."""
+    written = written_device_memory(container)
     try:
-        if flag is not None:
-            return parse_bytes(flag.value), flag
-        for index, name, value in container.env():
-            if name == DEVICE_MEMORY_ENV and value is not None:
-                return parse_bytes(str(value)), index
+        return None if written is None else (parse_bytes(written[0]), written[1])
     except ValueError:
         return None
-    return None
 
 
 def set_device_memory(container: Container, place: Flag | int | None, size_bytes: int) -> Edit:

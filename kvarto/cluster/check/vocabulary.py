@@ -33,6 +33,7 @@ PERCENTAGES = {
 """Of a card's memory, and the resource that says the same in units."""
 CORES = ("nvidia.com/gpucores", "volcano.sh/vgpu-cores")
 """Percent of one GPU's compute."""
+PERCENT = frozenset({*PERCENTAGES, *CORES})
 COUNTS = {
     "nvidia.com/gpu": (HAMI_MEMORY, "nvidia.com/gpumem-percentage", "nvidia.com/gpucores"),
     "volcano.sh/vgpu-number": (VOLCANO_MEMORY, "volcano.sh/vgpu-memory-percentage", "volcano.sh/vgpu-cores"),

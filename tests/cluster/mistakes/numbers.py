@@ -160,7 +160,17 @@ def percentages() -> Iterator[Mistake]:
             f"`{cores}: 150` is a percentage of one GPU; write at most `100`", both(cores, 100),
         )  # fmt: skip
 
-        def by_percentage(value: int, scheme: str = scheme, percentage: str = percentage) -> Change:
+        for text in ("0.2", "200m"):
+            yield Mistake(
+                f"cores-{text}", scheme, both(cores, text), "percentage",
+                f"`{cores}: {text}` is a share, and {cores} counts percent; write `20`", both(cores, 20),
+            )  # fmt: skip
+        yield Mistake(
+            "cores-20%", scheme, both(cores, "20%"), "no-quantity",
+            f"`{cores}: 20%` is no quantity that Kubernetes reads; write `20`", both(cores, 20),
+        )  # fmt: skip
+
+        def by_percentage(value: object, scheme: str = scheme, percentage: str = percentage) -> Change:
             def change(documents: Documents) -> None:
                 drop_both(documents, MEMORY[scheme])
                 set_both(documents, percentage, value)
@@ -170,6 +180,15 @@ def percentages() -> Iterator[Mistake]:
         yield Mistake(
             "percentage-120", scheme, by_percentage(120), "percentage",
             f"`{percentage}: 120` is a percentage of one GPU; write at most `100`", by_percentage(100),
+        )  # fmt: skip
+        yield Mistake(
+            "percentage-0.2", scheme, by_percentage("0.2"), "percentage",
+            f"`{percentage}: 0.2` is a share, and {percentage} counts percent; write `20`", by_percentage(20),
+        )  # fmt: skip
+        yield Mistake(
+            "percentage-0", scheme, by_percentage(0), "not-positive",
+            f"`{percentage}: 0` sets no limit at all; leave it out to say so, or write a number from 1 to 100",
+            lambda documents, scheme=scheme: drop_both(documents, MEMORY[scheme]),
         )  # fmt: skip
     for written, right in ((150, 200), (101, 200), (250, 300)):
         yield Mistake(
@@ -247,6 +266,12 @@ def beyond_the_card() -> Iterator[Mistake]:
 
 
 def flags() -> Iterator[Mistake]:
+    for scheme in ("hami", "whole", "cpu"):
+        for text, right in (("2Gi", "2048MiB"), ("2000Mi", "2000MiB")):
+            yield Mistake(
+                f"arena-size-{text}", scheme, arena(text), "arena-size",
+                f"`--device-memory {text}` is no size to the server; write `{right}`", arena(right),
+            )  # fmt: skip
     for scheme, granted, right in (
         ("whole", "79.65 GiB", 80791), ("mig", "19.62 GiB", 19322), ("time-slicing", "15.93 GiB", 15543),
         ("mps", "15.93 GiB", 15543), ("vgpu", "14.75 GiB", 14336), ("hami", "14.75 GiB", 14336),

@@ -22,7 +22,7 @@ RULES: tuple[Rule, ...] = (
     sharing.mps_with_mig, sharing.replica_counts, sharing.replica_names, sharing.own_mps, sharing.two_plugins,
     quota.quotas,
     claims.pod_claims, claims.api_versions, claims.template_nesting, claims.shapes, claims.capacities,
-    cards.mig_sets,
+    cards.mig_sets, server.size_of_arena,
 )  # fmt: skip
 
 SUMS: tuple[Rule, ...] = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from kvarto.cluster.check.finding import Finding
-from kvarto.cluster.check.manifests import Container, Files
+from kvarto.cluster.check.manifests import Container, Files, warning
 from kvarto.cluster.schemes import ClusterOptions
 from kvarto.cluster.tree import dig, truth
 from kvarto.memory.device_limit import HAMI_LIMIT
@@ -16,12 +16,18 @@ _INTERCEPTED = ("hami", "volcano", "tencent")
 
 
 def privileged(files: Files, options: ClusterOptions) -> Iterator[Finding]:
-    """A privileged container has every device node, whatever it asked for."""
+    """A privileged container has every device node, whatever it asked for. One beside a server may need to be so."""
+    path = ("securityContext", "privileged")
     for container in files.containers:
-        if container.scheme is not None and truth(dig(container.manifest, "securityContext", "privileged")):
-            message = "`privileged: true` gives the container every GPU of the node, past any limit; leave it out"
-            path = ("securityContext", "privileged")
+        if not container.pod.uses_gpu or not truth(dig(container.manifest, *path)):
+            continue
+        gives = "`privileged: true` gives the container every GPU of the node"
+        if container.scheme is not None:
+            message = f"{gives}, past any limit; leave it out"
             yield container.finding("privileged", path, message, container.edit(*path))
+        else:
+            message = f"{gives}, and it asks for none; leave it out if it can do without"
+            yield warning(container.finding("privileged", path, message))
 
 
 def environment(files: Files, options: ClusterOptions) -> Iterator[Finding]:

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import ceil
 
 from kvarto.cluster.check.finding import Finding
 from kvarto.cluster.check.manifests import Container, Files, warning
 from kvarto.cluster.check.server_flags import (
     KVARTO_FLAGS,
     SHARE_FLAGS,
+    Flag,
     device_memory,
     find_flag,
     is_kvarto,
     runs_on_cpu,
     set_device_memory,
+    written_device_memory,
 )
+from kvarto.cluster.quantity import parse_quantity
 from kvarto.cluster.schemes import ClusterOptions, Scheme, find_scheme
 from kvarto.cluster.schemes.dra import device_requests
 from kvarto.cluster.tree import dig
@@ -25,6 +29,26 @@ CPU_OVERHEAD_BYTES = 512 * MIB
 """Beside the arena in the container's memory: the least that processes and libraries take."""
 READ_BY_SERVER = ("aliyun", "kai")
 """Schemes that enforce nothing, yet tell the container its part, which Kvarto reads."""
+
+
+def size_of_arena(files: Files, options: ClusterOptions) -> Iterator[Finding]:
+    """`--device-memory 8Gi` is Kubernetes' way to write it, and not the server's, which would not start."""
+    for container in files.containers:
+        written = written_device_memory(container) if is_kvarto(container) else None
+        if written is None or device_memory(container) is not None:
+            continue
+        text, place = written
+        path = place.path if isinstance(place, Flag) else ("env", place)
+        message = f"`{KVARTO_FLAGS[0]} {text:.80}` is no size to the server"
+        try:
+            size_bytes = ceil(parse_quantity(text) / MIB) * MIB
+        except ValueError:
+            size_bytes = 0
+        if size_bytes <= 0:
+            yield container.finding("arena-size", path, f"{message}; write one such as `8GiB`")
+            continue
+        edit = set_device_memory(container, place, size_bytes)
+        yield container.finding("arena-size", path, f"{message}; write `{size_bytes // MIB}MiB`", edit)
 
 
 def arena_and_limit(files: Files, options: ClusterOptions) -> Iterator[Finding]:

@@ -11,8 +11,8 @@ from kvarto.cluster.check.finding import Finding
 from kvarto.cluster.check.manifests import Container, Files, Pod
 from kvarto.cluster.check.server_flags import device_memory, is_kvarto
 from kvarto.cluster.check.vocabulary import (
-    CORES,
     LEAST_BYTES,
+    PERCENT,
     PERCENTAGES,
     TENCENT_CORE,
     is_extended,
@@ -68,13 +68,17 @@ def _amount(container: Container, kind: str, name: str, value: Any, options: Clu
             f"{written} is {float(number):g} {unit_name(unit)}: `m` is a thousandth to Kubernetes; write `{right}`"
         )
         yield container.finding("memory-unit", path, message, *container.set_amount(name, right))
+    elif name in PERCENT and 0 < number < 1:
+        right = ceil(number * 100)
+        message = f"{written} is a share, and {name} counts percent; write `{right}`"
+        yield container.finding("percentage", path, message, *container.set_amount(name, right))
     elif number < 0 or (number == 0 and (unit is not None or name in PERCENTAGES)):
         yield _not_positive(container, kind, name, value, unit, options.overhead_bytes)
     elif number.denominator != 1:
         right = ceil(number)
         message = f"{written} is a fraction, and Kubernetes counts {name} in whole numbers; write `{right}`"
         yield container.finding("fraction", path, message, *container.set_amount(name, right))
-    elif suffix_of(value) and (unit is not None or name in PERCENTAGES or name in CORES):
+    elif suffix_of(value) and (unit is not None or name in PERCENT):
         message = f"{written} stands for {_commas(number)}, which not every scheduler reads so; write `{int(number)}`"
         yield container.finding("suffix", path, message, *container.set_amount(name, int(number)))
     else:
@@ -84,6 +88,10 @@ def _amount(container: Container, kind: str, name: str, value: Any, options: Clu
 def _no_quantity(container: Container, kind: str, name: str, value: Any, unit: int | None) -> Finding:
     """`16GiB` is no quantity of Kubernetes, yet people know what it means."""
     message = f"`{name}: {value!s:.80}` is no quantity that Kubernetes reads"
+    percent = whole_number(str(value).removesuffix("%").strip()) if name in PERCENT else None
+    if percent is not None:
+        edits = container.set_amount(name, percent)
+        return container.finding("no-quantity", ("resources", kind, name), f"{message}; write `{percent}`", *edits)
     try:
         right = ceil(Fraction(parse_bytes(str(value)), unit)) if unit else None
     except ValueError:
@@ -98,6 +106,9 @@ def _not_positive(
     container: Container, kind: str, name: str, value: Any, unit: int | None, overhead_bytes: int
 ) -> Finding:
     path = ("resources", kind, name)
+    if name in PERCENTAGES:
+        message = f"`{name}: {value}` sets no limit at all; leave it out to say so, or write a number from 1 to 100"
+        return container.finding("not-positive", path, message, *container.drop_amount(name))
     if unit is None:
         message = f"`{name}: {value}` asks for nothing; write `1`, or leave it out"
         return container.finding("not-positive", path, message, *container.set_amount(name, 1))
@@ -112,7 +123,7 @@ def _not_positive(
 
 def _range(container: Container, kind: str, name: str, number: int) -> Iterator[Finding]:
     path = ("resources", kind, name)
-    if (name in PERCENTAGES or name in CORES) and number > 100:
+    if name in PERCENT and number > 100:
         message = f"`{name}: {number}` is a percentage of one GPU; write at most `100`"
         yield container.finding("percentage", path, message, *container.set_amount(name, 100))
     elif name == TENCENT_CORE and number > 100 and number % 100:
