@@ -62,6 +62,8 @@ def size_need(
         if getattr(engine, name) is not None:
             flag = f"--{name.replace('_', '-')}"
             raise UsageError(f"`{flag}` is what `kvarto k8s` works out; say `--max-num-seqs` and `--tokens-per-seq`")
+    if tokens_per_seq is not None and tokens_per_seq < 1:
+        raise UsageError(f"`--tokens-per-seq {tokens_per_seq}` is no load; give 1 or more")
     path = resolve(engine.model, lambda line: print(line, file=sys.stderr))
     if on_gpu and engine.backend == "native":
         engine = msgspec.structs.replace(engine, backend="auto")  # the native one computes on a CPU

@@ -30,5 +30,6 @@ uint64_t context_expected_bytes(int device);
 bool context_measure(int device, uint64_t *used);
 
 /* Correct the charge of a new context to the least that this ledger has measured: a neighbour's allocation at the same
- * moment can only be mistaken for ours upwards. */
+ * moment can only be mistaken for ours upwards. What a neighbour gives back at that moment is mistaken downwards, which
+ * only a size that was named avoids. */
 void context_correct(Charge *charge, uint64_t used_before);

@@ -103,6 +103,7 @@ def test_mig_lists_profiles_and_packs_models(capsys: Captured) -> None:
         (["render", "MODEL", "--scheme", "cpu", "--model-claim", "My_Claim"], "`--model-claim My_Claim` is no name"),
         (["render", "MODEL", "--scheme", "cpu", "--runtime-class", ""], "`--runtime-class ` is no name"),
         (["render", "MODEL", "--scheme", "kai", "--queue", "team a"], "`--queue team a` is no name"),
+        (["size", "MODEL", "--tokens-per-seq", "0"], "`--tokens-per-seq 0` is no load"),
         (["size", "MODEL", "--device-class", "GPU"], "`--device-class GPU` is no name"),
         (["render", "MODEL", "--scheme", "hami", "--limiter"], "limits already"),
         (["render", "MODEL", "--scheme", "hami", "--backend", "native"], "computes on a CPU"),
