@@ -80,12 +80,12 @@ class _Source:
 
     def write(self, documents: list[Any]) -> str:
         """Documents in the form of this text: JSON, or YAML with its habits."""
-        from kvarto.cluster.yaml_text import dump_all
+        from kvarto.cluster.yaml_text import rewrite
 
         if self.text.lstrip().startswith("{") and len(documents) == 1:
             text = json.dumps(documents[0], indent=2, default=str) + "\n"
         else:
-            text = dump_all(documents, like=_lines(self.text))
+            text = rewrite(_lines(self.text), self.documents, documents)
         return text.replace("\n", "\r\n") if "\r\n" in self.text else text
 
     def put(self, text: str, *, writes: bool) -> None:

@@ -64,6 +64,26 @@ def dump_all(documents: Sequence[Any], *, like: str = "") -> str:
     return stream.getvalue()
 
 
+def rewrite(text: str, before: Sequence[Any], after: Sequence[Any]) -> str:
+    """The text with those documents written anew that differ. All else stays as it is, such as a licence in a document
+    of its own, which holds nothing but comments.
+    """
+    pieces = re.split(r"^(?=---(?:\s|$))", text, flags=re.MULTILINE)
+    full = [index for index, piece in enumerate(pieces) if _has_content(piece)]
+    if len(full) != len(after):
+        return dump_all(after, like=text)
+    for index, old, new in zip(full, before, after, strict=True):
+        if dump(old) != dump(new):
+            pieces[index] = dump_all([new], like=pieces[index])
+    return "".join(pieces)
+
+
+def _has_content(piece: str) -> bool:
+    """Whether more stands in it than comments, directives and markers of documents."""
+    lines = (line.strip() for line in piece.removeprefix("---").splitlines())
+    return any(line and line != "..." and line[0] not in "#%" for line in lines)
+
+
 def _check_finite(documents: list[Any], name: str) -> None:
     """Refuse aliases that hold themselves, or stand for too much; everybody who walks the tree would follow them."""
     num_nodes = 0

@@ -182,6 +182,32 @@ def test_a_file_that_cannot_be_written_is_said(
     assert "can't be written: Permission denied" in capsys.readouterr().err
 
 
+POD = """\
+apiVersion: v1
+kind: Pod
+metadata: {name: chat}
+spec:
+  containers:
+  - {name: a, image: x, resources: {limits: {nvidia.com/gpu: 1, nvidia.com/gpumem: 16Gi}}}
+"""
+RIGHT = POD.replace("16Gi", "16384")
+ODD = RIGHT.replace("metadata: {", "metadata:   {   ")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"# licence\n---\n{POD}", f"{POD}---\n# nothing\n", f"# a\n\n---\n# b\n---\n---\n# c\n{POD}# d\n---\n# e",
+        f"---\n{ODD}---\n# second\n{POD}---\n{ODD}", f"%YAML 1.2\n---\n{POD}...\n", f"{ODD}...\n---\n{POD}",
+    ],
+)  # fmt: skip
+def test_what_was_right_stays_letter_by_letter(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "pod.yaml"
+    path.write_text(text)
+    assert run(["k8s", "check", str(path), "--fix"]) == 1
+    assert path.read_text() == text.replace("16Gi", "16384").removesuffix("...\n")
+
+
 @pytest.mark.parametrize("form", ["json", "offset", "start", "lines"])
 def test_corrections_keep_the_form_of_a_file(form: str, tmp_path: Path) -> None:
     text = """\
