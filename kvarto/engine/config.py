@@ -44,7 +44,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     Products add up in f32."""
     activations: str = "auto"
     """What weights are multiplied with: `f32`, `int8` (quantised per row and 32 columns, where weights have 8 bits or
-    less), `bf16` (such weights too, on a machine with AMX), or `auto`: int8 where that can be. With f32
+    less), `bf16` (such weights too, on a machine with AMX), or `auto`: bf16 where that can be, else int8. With f32
     the tokens are those of the reference backend."""
     kv_cache_dtype: str = "auto"
     """KV in pages: `auto` (f32 with f32 activations, else f16 or bf16), `f32`, `f16`, `bf16` or `int8`."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from kvarto.core.buffers import StepLimits
 from kvarto.core.kv_format import PAGE_ALIGNMENT
 from kvarto.core.layout import Region
-from kvarto.core.ops import Logits
+from kvarto.core.ops import GatedActivation, Linear, Logits
 from kvarto.core.program import Program
 from kvarto.core.units import align_up
 from kvarto.memory.offset_check import check_packing
@@ -76,12 +76,20 @@ def _buffers(program: Program, limits: StepLimits) -> dict[str, PlannedBuffer]:
 
 
 def _scratch(program: Program, scratch_bytes: Mapping[int, int]) -> dict[int, PlannedBuffer]:
-    """Of one op's life, but for that of `Logits`: `Sample`, the next op, may read what it left there."""
     return {
-        index: PlannedBuffer(size_bytes, index, index + 1 + isinstance(program.ops[index], Logits), TENSOR_ALIGNMENT)
+        index: PlannedBuffer(size_bytes, index, index + 1 + _outlives_its_op(program, index), TENSOR_ALIGNMENT)
         for index, size_bytes in sorted(scratch_bytes.items())
         if size_bytes > 0
     }
+
+
+def _outlives_its_op(program: Program, index: int) -> bool:
+    """`Sample` may read what `Logits` left in its scratch; what a gated activation writes may be written by the linear
+    before it, while that still reads its own."""
+    op = program.ops[index]
+    return isinstance(op, Logits) or (
+        isinstance(op, Linear) and isinstance(program.ops[index + 1], GatedActivation)
+    )
 
 
 def _absolute(packing: Packing, base: int) -> list[int]:

@@ -22,8 +22,6 @@ template <class Enum> Enum member(int32_t place, Enum last) {
     return static_cast<Enum>(place);
 }
 
-Products products(bool is_int8) { return is_int8 ? Products::kInt8 : Products::kF32; }
-
 }  // namespace
 
 BoundProgram::BoundProgram(const std::string& isa, int32_t num_threads, uintptr_t arena, int64_t arena_bytes,
@@ -50,10 +48,14 @@ const float* BoundProgram::floats(std::optional<int64_t> offset, int64_t count) 
 }
 
 Rows BoundProgram::rows(const RowsAt& rows) const {
-    const RowForm form = rows.is_int8 ? RowForm::kInt8 : RowForm::kF32;
-    if (rows.is_int8 && (rows.width % kGroup != 0 || quantised_row_bytes(rows.width) > rows.row_bytes))
-        throw std::invalid_argument("a row of " + std::to_string(rows.width) + " elements cannot be quantised in place");
-    return {at(rows.offset, rows.row_bytes * rows.num_rows), rows.row_bytes, rows.width, form, rows.per_sample};
+    const RowForm form = member(rows.form, RowForm::kBF16);
+    const int64_t narrow = form == RowForm::kF32    ? 0
+                           : form == RowForm::kInt8 ? quantised_row_bytes(rows.width)
+                                                    : bf16_row_bytes(rows.width);
+    if (form != RowForm::kF32 && (rows.width % kGroup != 0 || narrow > rows.row_bytes))
+        throw std::invalid_argument("a row of " + std::to_string(rows.width) + " elements cannot be narrowed in place");
+    const int64_t stride = form == RowForm::kBF16 ? bf16_row_bytes(rows.width) : rows.row_bytes;
+    return {at(rows.offset, rows.row_bytes * rows.num_rows), stride, rows.width, form, rows.per_sample};
 }
 
 Rows BoundProgram::rows(const std::optional<RowsAt>& rows) const { return rows ? this->rows(*rows) : Rows{}; }
@@ -80,12 +82,16 @@ KVPages BoundProgram::pages(const PagesAt& pages) const {
 }
 
 LinearOp BoundProgram::linear(const RowsAt& x, const RowsAt& out, const WeightAt& weight, std::optional<int64_t> bias,
-                              Products products, BytesAt scratch) const {
-    LinearOp op{rows(x), rows(out), this->weight(weight), floats(bias, weight.num_rows), products, at(scratch),
-                scratch.size_bytes};
+                              int32_t products, BytesAt scratch) const {
+    LinearOp op{rows(x), rows(out), this->weight(weight), floats(bias, weight.num_rows),
+                member(products, Products::kBF16), at(scratch), scratch.size_bytes};
     const auto is_packed = [](const Part& part) { return is_quantised(part.format); };
-    if (products != Products::kF32 && !std::ranges::all_of(op.weight.parts, is_packed))
+    if (op.products != Products::kF32 && !std::ranges::all_of(op.weight.parts, is_packed))
         throw std::invalid_argument("products are float32 where a part of the matrix is not quantised");
+    if (op.products == Products::kBF16 && !has_tiles_)
+        throw std::invalid_argument("products in bfloat16 need matrix tiles: the set `amx`");
+    if (op.x.form != RowForm::kF32 && (op.x.form == RowForm::kInt8) != (op.products == Products::kInt8))
+        throw std::invalid_argument("rows are narrowed for other products");
     return op;
 }
 
@@ -120,8 +126,9 @@ void BoundProgram::add_attention(RowsAt qkv, RowsAt out, HeadShape heads, int32_
                               this->pages(pages), at(scratch), scratch.size_bytes});
 }
 
-void BoundProgram::add_gated_activation(RowsAt x, RowsAt out, int32_t activation) {
-    executor_.add(GatedActivationOp{rows(x), rows(out), member(activation, Activation::kGelu)});
+void BoundProgram::add_gated_activation(RowsAt x, RowsAt out, int32_t activation, bool may_fuse) {
+    const GatedActivationOp op{rows(x), rows(out), member(activation, Activation::kGelu)};
+    may_fuse ? executor_.add_to_linear(op) : executor_.add(op);
 }
 
 void BoundProgram::add_activate(RowsAt x, RowsAt out, int32_t activation) {
@@ -134,10 +141,7 @@ void BoundProgram::add_gather(RowsAt x, RowsAt out, std::optional<RowsAt> residu
 
 void BoundProgram::add_linear(RowsAt x, RowsAt out, const WeightAt& weight, std::optional<int64_t> bias,
                               int32_t products, BytesAt scratch) {
-    LinearOp op = linear(x, out, weight, bias, member(products, Products::kBF16), scratch);
-    if (op.products == Products::kBF16 && (!has_tiles_ || op.x.form != RowForm::kF32))
-        throw std::invalid_argument("products in bfloat16 need float32 rows, and matrix tiles: the set `amx`");
-    executor_.add(std::move(op));
+    executor_.add(linear(x, out, weight, bias, products, scratch));
 }
 
 void BoundProgram::add_route(RowsAt x, RowsAt ids, RowsAt shares, const WeightAt& weight, int32_t top_k, bool normalise,
@@ -147,16 +151,15 @@ void BoundProgram::add_route(RowsAt x, RowsAt ids, RowsAt shares, const WeightAt
 }
 
 void BoundProgram::add_experts(RowsAt x, RowsAt ids, RowsAt shares, RowsAt out, const std::vector<WeightAt>& gate_up,
-                               const std::vector<WeightAt>& down, int32_t activation, int32_t top_k, bool is_int8,
-                               BytesAt scratch) {
+                               const std::vector<WeightAt>& down, int32_t activation, int32_t top_k, BytesAt scratch) {
     executor_.add(ExpertsOp{rows(x), rows(ids), rows(shares), rows(out), weights(gate_up), weights(down),
-                            member(activation, Activation::kGelu), top_k, products(is_int8), at(scratch),
+                            member(activation, Activation::kGelu), top_k, at(scratch),
                             scratch.size_bytes});
 }
 
 void BoundProgram::add_logits(RowsAt x, RowsAt out, const WeightAt& weight, std::optional<int64_t> bias, float scale,
-                              float softcap, bool is_int8, BytesAt scratch, RowsAt summaries) {
-    executor_.add(LogitsOp{linear(x, out, weight, bias, products(is_int8), scratch), scale, softcap, rows(summaries)});
+                              float softcap, int32_t products, BytesAt scratch, RowsAt summaries) {
+    executor_.add(LogitsOp{linear(x, out, weight, bias, products, scratch), scale, softcap, rows(summaries)});
 }
 
 void BoundProgram::add_sample(RowsAt logits, std::optional<RowsAt> summaries, BytesAt scratch) {
@@ -168,6 +171,21 @@ void BoundProgram::run(nb::handle step, nb::handle page_tables, nb::handle slot_
     const nb::gil_scoped_release released;
     check_step(arrays.view(), bounds_);
     executor_.run(arrays.view());
+}
+
+std::vector<std::pair<int64_t, double>> BoundProgram::run_timed(nb::handle step, nb::handle page_tables,
+                                                                nb::handle slot_mapping, nb::handle result) {
+    const StepArrays arrays(step, page_tables, slot_mapping, result, bounds_.num_groups);
+    const nb::gil_scoped_release released;
+    check_step(arrays.view(), bounds_);
+    std::vector<int64_t> ends_ns(static_cast<size_t>(executor_.num_phases()));
+    executor_.run(arrays.view(), ends_ns);
+    std::vector<std::pair<int64_t, double>> phases;
+    int64_t start_ns = 0;
+    for (size_t phase = 0; phase < ends_ns.size(); start_ns = ends_ns[phase++])
+        phases.emplace_back(executor_.first_op(static_cast<int64_t>(phase)),
+                            static_cast<double>(ends_ns[phase] - start_ns) / 1e9);
+    return phases;
 }
 
 }  // namespace kvarto

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/executor.h"
@@ -19,7 +20,7 @@ struct RowsAt {
     int64_t row_bytes;
     int32_t width;
     int32_t num_rows;
-    bool is_int8;
+    int32_t form;  // place in RowForm
     bool per_sample;
 };
 
@@ -62,7 +63,7 @@ public:
     void add_write_kv(RowsAt qkv, HeadShape heads, int32_t group, int32_t layer_slot, const PagesAt& pages);
     void add_attention(RowsAt qkv, RowsAt out, HeadShape heads, int32_t group, int32_t layer_slot, float scale,
                        int32_t window, float softcap, bool is_exact, const PagesAt& pages, BytesAt scratch);
-    void add_gated_activation(RowsAt x, RowsAt out, int32_t activation);
+    void add_gated_activation(RowsAt x, RowsAt out, int32_t activation, bool may_fuse);
     void add_activate(RowsAt x, RowsAt out, int32_t activation);
     void add_gather(RowsAt x, RowsAt out, std::optional<RowsAt> residual);
     void add_linear(RowsAt x, RowsAt out, const WeightAt& weight, std::optional<int64_t> bias, int32_t products,
@@ -70,15 +71,17 @@ public:
     void add_route(RowsAt x, RowsAt ids, RowsAt shares, const WeightAt& weight, int32_t top_k, bool normalise,
                    BytesAt scratch);
     void add_experts(RowsAt x, RowsAt ids, RowsAt shares, RowsAt out, const std::vector<WeightAt>& gate_up,
-                     const std::vector<WeightAt>& down, int32_t activation, int32_t top_k, bool is_int8,
-                     BytesAt scratch);
+                     const std::vector<WeightAt>& down, int32_t activation, int32_t top_k, BytesAt scratch);
     void add_logits(RowsAt x, RowsAt out, const WeightAt& weight, std::optional<int64_t> bias, float scale,
-                    float softcap, bool is_int8, BytesAt scratch, RowsAt summaries);
+                    float softcap, int32_t products, BytesAt scratch, RowsAt summaries);
     void add_sample(RowsAt logits, std::optional<RowsAt> summaries, BytesAt scratch);
 
     // One pass; other Python threads run meanwhile.
     void run(nanobind::handle step, nanobind::handle page_tables, nanobind::handle slot_mapping,
              nanobind::handle result);
+    // The same, measured: for each phase its first op and its seconds.
+    std::vector<std::pair<int64_t, double>> run_timed(nanobind::handle step, nanobind::handle page_tables,
+                                                      nanobind::handle slot_mapping, nanobind::handle result);
     int64_t num_phases() const { return executor_.num_phases(); }
 
 private:
@@ -92,7 +95,7 @@ private:
     std::vector<Weight> weights(const std::vector<WeightAt>& weights) const;
     KVPages pages(const PagesAt& pages) const;
     LinearOp linear(const RowsAt& x, const RowsAt& out, const WeightAt& weight, std::optional<int64_t> bias,
-                    Products products, BytesAt scratch) const;
+                    int32_t products, BytesAt scratch) const;
 
     std::byte* arena_;
     int64_t arena_bytes_;

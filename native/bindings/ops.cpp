@@ -1,6 +1,7 @@
 // kvarto.core._native.ops
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
@@ -24,8 +25,8 @@ std::vector<std::string> isas() {
 
 void bind_places(nb::module_& ops) {
     nb::class_<RowsAt>(ops, "Rows")
-        .def(nb::init<int64_t, int64_t, int32_t, int32_t, bool, bool>(), "offset"_a, "row_bytes"_a, "width"_a,
-             "num_rows"_a, "is_int8"_a = false, "per_sample"_a = false);
+        .def(nb::init<int64_t, int64_t, int32_t, int32_t, int32_t, bool>(), "offset"_a, "row_bytes"_a, "width"_a,
+             "num_rows"_a, "form"_a = 0, "per_sample"_a = false);
     nb::class_<PartAt>(ops, "Part")
         .def(nb::init<int32_t, int32_t, int32_t, int64_t>(), "format"_a, "group_size"_a, "num_rows"_a, "offset"_a);
     nb::class_<WeightAt>(ops, "Weight")
@@ -55,18 +56,20 @@ void bind_program(nb::module_& ops) {
         .def("add_write_kv", &P::add_write_kv, "qkv"_a, "heads"_a, "group"_a, "layer_slot"_a, "pages"_a)
         .def("add_attention", &P::add_attention, "qkv"_a, "out"_a, "heads"_a, "group"_a, "layer_slot"_a, "scale"_a,
              "window"_a, "softcap"_a, "is_exact"_a, "pages"_a, "scratch"_a)
-        .def("add_gated_activation", &P::add_gated_activation, "x"_a, "out"_a, "activation"_a)
+        .def("add_gated_activation", &P::add_gated_activation, "x"_a, "out"_a, "activation"_a, "may_fuse"_a = false)
         .def("add_activate", &P::add_activate, "x"_a, "out"_a, "activation"_a)
         .def("add_gather", &P::add_gather, "x"_a, "out"_a, "residual"_a.none())
         .def("add_linear", &P::add_linear, "x"_a, "out"_a, "weight"_a, "bias"_a.none(), "products"_a, "scratch"_a)
         .def("add_route", &P::add_route, "x"_a, "ids"_a, "shares"_a, "weight"_a, "top_k"_a, "normalise"_a, "scratch"_a)
         .def("add_experts", &P::add_experts, "x"_a, "ids"_a, "shares"_a, "out"_a, "gate_up"_a, "down"_a,
-             "activation"_a, "top_k"_a, "is_int8"_a, "scratch"_a)
+             "activation"_a, "top_k"_a, "scratch"_a)
         .def("add_logits", &P::add_logits, "x"_a, "out"_a, "weight"_a, "bias"_a.none(), "scale"_a, "softcap"_a,
-             "is_int8"_a, "scratch"_a, "summaries"_a)
+             "products"_a, "scratch"_a, "summaries"_a)
         .def("add_sample", &P::add_sample, "logits"_a, "summaries"_a.none(), "scratch"_a)
         .def("run", &P::run, "step"_a, "page_tables"_a, "slot_mapping"_a, "result"_a,
              "One pass. Raises ValueError where the step does not fit, before anything is computed.")
+        .def("run_timed", &P::run_timed, "step"_a, "page_tables"_a, "slot_mapping"_a, "result"_a,
+             "One pass, measured: for each phase the index of its first op, and seconds.")
         .def_prop_ro("num_phases", &P::num_phases, "Phases of a step, each but the last followed by a barrier.");
 }
 

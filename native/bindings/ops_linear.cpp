@@ -12,10 +12,11 @@ namespace kvarto {
 
 void bind_ops_linear(nb::module_& ops) {
     ops.def("quantised_row_bytes", &quantised_row_bytes, "width"_a, "Bytes of one quantised row.");
+    ops.def("bf16_row_bytes", &bf16_row_bytes, "width"_a, "Bytes of one row in bfloat16.");
     ops.def("linear_int8_scratch_bytes", &linear_int8_scratch_bytes, "num_rows"_a, "width"_a, "quantises"_a,
             "Bytes of a linear's scratch for int8 products of up to `num_rows` rows; `quantises` where x is float32.");
     ops.def("linear_bf16_scratch_bytes", &linear_bf16_scratch_bytes, "num_rows"_a, "width"_a,
-            "Bytes of a linear's scratch for products in bfloat16 with up to `num_rows` rows.");
+            "Bytes of a linear's scratch for bfloat16 products of up to `num_rows` float32 rows.");
 }
 
 }  // namespace kvarto

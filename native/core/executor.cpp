@@ -1,6 +1,7 @@
 #include "core/executor.h"
 
 #include <algorithm>
+#include <chrono>
 #include <type_traits>
 #include <utility>
 
@@ -60,6 +61,15 @@ bool may_follow(const AnyOp& first, const AnyOp& second) {
     return rows_in_place(second) != nullptr && rows_in_place(first) == rows_in_place(second);
 }
 
+// Whether a linear can write what a gated activation makes of its products: gates and gated in whole panels of one form.
+bool may_gate(const LinearOp& linear, const GatedActivationOp& op) {
+    const std::vector<Part>& parts = linear.weight.parts;
+    const bool in_halves = parts.size() == 2 && parts[0].num_rows == parts[1].num_rows &&
+                           parts[0].format == parts[1].format && parts[0].group_size == parts[1].group_size;
+    return linear.products == Products::kBF16 && linear.bias == nullptr && op.out.form == RowForm::kBF16 &&
+           (in_halves || parts.size() == 1) && op.out.width % kLanes == 0 && linear.weight.num_rows == 2 * op.out.width;
+}
+
 }  // namespace
 
 Executor::Space Executor::space_of(const AnyOp& op) {
@@ -81,13 +91,31 @@ void Executor::add(AnyOp op) {
         phases_.push_back({space, index, index + 1});
 }
 
-void Executor::run(const StepView& step) {
-    team_.run([this, &step](Worker& worker) {
-        for (const Phase& phase : phases_) {
-            if (&phase != phases_.data()) worker.barrier();
-            run_phase(phase, step, worker);
+void Executor::add_to_linear(GatedActivationOp op) {
+    auto* linear = ops_.empty() ? nullptr : std::get_if<LinearOp>(&ops_.back());
+    if (linear != nullptr && linear->out.data == op.x.data && may_gate(*linear, op)) {
+        linear->gated = op.out;
+        linear->activation = op.activation;
+        op.is_fused = true;
+    }
+    add(op);
+}
+
+void Executor::run(const StepView& step, std::span<int64_t> ends_ns) {
+    using Clock = std::chrono::steady_clock;
+    const bool measures = !ends_ns.empty();
+    const auto start = measures ? Clock::now() : Clock::time_point{};
+    const auto since_start = [start] { return std::chrono::nanoseconds(Clock::now() - start).count(); };
+    team_.run([&](Worker& worker) {
+        for (size_t phase = 0; phase < phases_.size(); ++phase) {
+            if (phase > 0) {
+                worker.barrier();
+                if (measures && worker.index() == 0) ends_ns[phase - 1] = since_start();
+            }
+            run_phase(phases_[phase], step, worker);
         }
     });
+    if (measures) ends_ns.back() = since_start();
 }
 
 void Executor::run_phase(const Phase& phase, const StepView& step, Worker& worker) const {

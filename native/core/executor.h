@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <variant>
 #include <vector>
 
@@ -24,10 +25,16 @@ public:
     Executor(const Kernels& kernels, int32_t num_threads) : kernels_(kernels), team_(num_threads) {}
     // Appends an op. Its order is the program's.
     void add(AnyOp op);
+    // Appends a gated activation of what the op before, a linear, has written, when nothing else reads that.
+    void add_to_linear(GatedActivationOp op);
     // One pass. The arrays of `step` must stay until it returns.
-    void run(const StepView& step);
+    void run(const StepView& step) { run(step, {}); }
+    // The same, measured: `ends_ns` [num_phases] receives when all had passed each phase, from the start of the first one.
+    void run(const StepView& step, std::span<int64_t> ends_ns);
     // Phases of a step, each but the last followed by a barrier.
     int64_t num_phases() const { return static_cast<int64_t>(phases_.size()); }
+    // Index of the phase's first op.
+    int64_t first_op(int64_t phase) const { return static_cast<int64_t>(phases_[static_cast<size_t>(phase)].first); }
 
 private:
     enum class Space : uint8_t { kTeam, kTokens, kSamples };  // who runs a phase, or the rows that it goes over

@@ -13,7 +13,7 @@ namespace kvarto {
 enum class Activation : uint8_t { kSilu, kGeluTanh, kGelu };
 enum class NormKind : uint8_t { kRms, kLayer };
 enum class KVType : uint8_t { kF32, kF16, kBF16, kInt8 };
-// In what a linear multiplies. kBF16 is for linears alone, where the set has matrix tiles for it.
+// In what a linear multiplies. kBF16 is for sets that have matrix tiles for it.
 enum class Products : uint8_t { kF32, kInt8, kBF16 };
 
 struct HeadShape {
@@ -92,9 +92,12 @@ struct AttentionOp {
     int64_t scratch_bytes = 0;
 };
 
+inline constexpr int32_t kFewestGatedRows = 33;
+
 struct GatedActivationOp {
     Rows x, out;
     Activation activation = Activation::kSilu;
+    bool is_fused = false;  // the linear before it did it, where there are kFewestGatedRows
 };
 
 struct ActivateOp {
@@ -112,8 +115,12 @@ struct LinearOp {
     Weight weight;
     const float* bias = nullptr;
     Products products = Products::kF32;
-    std::byte* scratch = nullptr;  // rows of x as products want them: staged in tiles, quantised where x is float32
+    std::byte* scratch = nullptr;  // rows of x as products want them, where they are not
     int64_t scratch_bytes = 0;
+    // Where `out` holds gates and what they gate and nothing else reads it: the activation's output, bfloat16. From
+    // kFewestGatedRows rows on it is written instead of `out`, which would leave the cache in between.
+    Rows gated{};  // data null where there is none
+    Activation activation = Activation::kSilu;
 };
 
 struct RouteOp {
@@ -131,7 +138,6 @@ struct ExpertsOp {
     std::vector<Weight> down;     // per expert [hidden, ffn]
     Activation activation = Activation::kSilu;
     int32_t top_k = 0;
-    Products products = Products::kF32;
     std::byte* scratch = nullptr;
     int64_t scratch_bytes = 0;
 };

@@ -1,11 +1,14 @@
-// An activation buffer in the arena: one row per token or per sample, float32 or quantised in place.
+// An activation buffer in the arena: one row per token or per sample, float32 or narrowed in place.
 //
 //   float32 row    [width] f32
 //   quantised row  [width] i8 codes | pad to 64 bytes | [width / 32] f32 scales | [width / 32] f32 sums
 //                  | [width / 16] i16 sums of codes
+//   bfloat16 row  [width] bf16
 //
-// The quantised form takes less than half of the float32 row's bytes, so a buffer that only int8 products read is
-// written in that form at once, by whoever makes it, in the very place that was planned for float32.
+// The narrow forms take less than the float32 row's bytes, so a buffer that only such products read is written in that
+// form at once, by whoever makes it, in the very place that was planned for float32.
+//
+// Quantised:
 // value = code * scale of its group of 32; sum = scale * (sum of the group's codes), rounded once: what a weight's
 // minimum is multiplied with; the sums of each 16 codes undo the offset of weight codes that are kept unsigned.
 // Codes are in [-127, 127]: scale = max |x| / 127, codes round to nearest even.
@@ -22,7 +25,7 @@ inline constexpr int64_t align_up(int64_t value, int64_t alignment) {
     return (value + alignment - 1) / alignment * alignment;
 }
 
-enum class RowForm : uint8_t { kF32, kInt8 };
+enum class RowForm : uint8_t { kF32, kInt8, kBF16 };
 
 struct QuantisedRow {
     int8_t* codes;
@@ -48,6 +51,12 @@ inline QuantisedRow quantised_row(std::byte* row, int32_t width) {
     return {reinterpret_cast<int8_t*>(row), scales, sums, reinterpret_cast<int16_t*>(sums + width / kGroup)};
 }
 
+// From one bfloat16 row to the next: not by a multiple of 1,024 bytes, or sixteen rows would lie in a few sets of a cache.
+inline constexpr int64_t bf16_row_bytes(int32_t width) {
+    const int64_t bytes = align_up(2 * int64_t{width}, 64);
+    return bytes % 1024 == 0 ? bytes + 64 : bytes;
+}
+
 struct Rows {
     std::byte* data = nullptr;
     int64_t row_bytes = 0;  // from one row to the next
@@ -58,6 +67,7 @@ struct Rows {
     float* f32(int64_t row) const { return reinterpret_cast<float*>(data + row * row_bytes); }
     int32_t* i32(int64_t row) const { return reinterpret_cast<int32_t*>(data + row * row_bytes); }
     QuantisedRow int8(int64_t row) const { return quantised_row(data + row * row_bytes, width); }
+    std::byte* bf16(int64_t row) const { return data + row * row_bytes; }
 };
 
 }  // namespace kvarto

@@ -4,7 +4,7 @@
 #include <cfloat>
 
 #include "ops/attention_scratch.h"
-#include "ops/quantise.h"
+#include "ops/write_row.h"
 
 namespace kvarto::KVARTO_ISA {
 
@@ -85,12 +85,10 @@ inline void write_out(const AttentionOp& op, int32_t token, int32_t head, float 
     const F32x16 inverse = F32x16::set1(1.0F / total);
     for (int32_t i = 0; i < dim; i += 16) fma(F32x16::load(values + i), inverse, F32x16::zero()).store(row + i);
     const int32_t first = head * dim;
-    if (op.out.form == RowForm::kF32) {
+    if (op.out.form == RowForm::kF32)
         std::copy_n(row, dim, op.out.f32(token) + first);
-    } else {
-        const QuantisedRow out = op.out.int8(token);
-        quantise_row(row, dim, out.from(first));
-    }
+    else
+        narrow_piece(op.out, token, first, dim, row);
 }
 
 }  // namespace kvarto::KVARTO_ISA

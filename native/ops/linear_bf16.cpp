@@ -2,10 +2,10 @@
 
 #if defined(__AMX_BF16__)
 
-#include <immintrin.h>
-
 #include <algorithm>
 #include <cstring>
+
+#include "ops/round_bf16.h"
 
 namespace kvarto::KVARTO_ISA {
 
@@ -13,10 +13,14 @@ namespace {
 
 constexpr int32_t kItemsPerWorker = 8;  // enough for workers to end together
 
-// 32 columns of a row, to nearest even.
-void round_group(const float* x, std::byte* out) {
-    const __m512bh both = _mm512_cvtne2ps_pbh(_mm512_loadu_ps(x + 16), _mm512_loadu_ps(x));
-    std::memcpy(out, &both, sizeof both);
+// A row, group by group.
+void stage_row(const BF16Rows& rows, int32_t row, std::byte* out) {
+    for (int32_t group = 0; group < rows.num_groups(); ++group, out += kBF16TileBytes) {
+        if (rows.x.form == RowForm::kF32)
+            round_bf16(rows.x.f32(row) + kGroup * group, kGroup, out);
+        else
+            std::memcpy(out, rows.x.bf16(row) + 2 * kGroup * group, 2 * kGroup);
+    }
 }
 
 BF16Rows rows_of(const LinearOp& op, const StepView& step) {
@@ -24,26 +28,40 @@ BF16Rows rows_of(const LinearOp& op, const StepView& step) {
             .out = op.out.f32(0), .out_stride = op.out.row_bytes / int64_t{sizeof(float)}, .bias = op.bias};
 }
 
+void gated_panels(const LinearOp& op, const BF16Rows& rows, Worker& worker) {
+    const int32_t num_panels = op.gated.width / kLanes;
+    const int32_t share = std::max(2, num_panels / (kItemsPerWorker * worker.num_workers()));
+    for (int64_t first = share * worker.take(); first < num_panels; first = share * worker.take())
+        multiply_gated_bf16(op, rows, static_cast<int32_t>(first),
+                            static_cast<int32_t>(std::min<int64_t>(first + share, num_panels)));
+}
+
 }  // namespace
 
 void stage_rows_bf16(const BF16Rows& rows, int32_t tile) {
     std::byte* out = rows.staged + int64_t{tile} * rows.num_groups() * kBF16TileBytes;
     const int32_t first = 16 * tile, count = std::min(rows.num_rows - first, 16);
-    for (int32_t i = 0; i < count; ++i) {
-        const float* x = rows.row(first + i);
-        for (int32_t group = 0; group < rows.num_groups(); ++group)
-            round_group(x + kGroup * group, out + group * kBF16TileBytes + 64 * i);
-    }
+    for (int32_t i = 0; i < count; ++i) stage_row(rows, first + i, out + 64 * i);
     for (int32_t group = 0; group < rows.num_groups(); ++group)
         std::memset(out + group * kBF16TileBytes + 64 * count, 0, static_cast<size_t>(64 * (16 - count)));
+}
+
+void multiply_panels_bf16(const Part& part, const BF16Rows& rows, int32_t first, int32_t last) {
+    if (rows.num_rows < kFewestTileRows)
+        multiply_panels_bf16_by_rows(part, rows, first, last);
+    else
+        multiply_panels_bf16_by_tiles(part, rows, first, last);
 }
 
 void linear_bf16(const LinearOp& op, const StepView& step, Worker& worker) {
     BF16Rows rows = rows_of(op, step);
     if (rows.num_rows == 0) return;
-    for (int64_t tile = worker.take(); tile < rows.num_tiles(); tile = worker.take())
-        stage_rows_bf16(rows, static_cast<int32_t>(tile));
-    worker.barrier();
+    if (rows.num_rows >= kFewestTileRows) {
+        for (int64_t tile = worker.take(); tile < rows.num_tiles(); tile = worker.take())
+            stage_rows_bf16(rows, static_cast<int32_t>(tile));
+        worker.barrier();
+    }
+    if (op.gated.data != nullptr && rows.num_rows >= kFewestGatedRows) return gated_panels(op, rows, worker);
     int64_t item = worker.take();
     int64_t first_item = 0;  // of this part
     for (const Part& part : op.weight.parts) {

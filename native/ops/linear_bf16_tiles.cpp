@@ -12,8 +12,10 @@
 
 #include <algorithm>
 #include <array>
+#include <cstring>
 #include <utility>
 
+#include "ops/activation.h"
 #include "ops/linear_bf16_unpack.h"
 #include "simd/tiles.h"
 
@@ -57,10 +59,23 @@ private:
     Block<format> block_;
 };
 
-template <Format format, int... p>
-std::array<Groups<format>, sizeof...(p)> groups_of(const Part& part, int32_t panel, int32_t width,
-                                                   std::integer_sequence<int, p...>) {
-    return {Groups<format>(part, panel + p, width)...};
+// A panel, and where in `out` the products with its part begin.
+struct PanelAt {
+    const Part* part;
+    int32_t panel;
+    int64_t first_column = 0;
+};
+
+template <Format format, size_t panels, int... p>
+std::array<Groups<format>, panels> groups_of(const std::array<PanelAt, panels>& at, int32_t width,
+                                             std::integer_sequence<int, p...>) {
+    return {Groups<format>(*at[p].part, at[p].panel, width)...};
+}
+
+template <int panels> std::array<PanelAt, panels> panels_from(const Part& part, int32_t panel) {
+    std::array<PanelAt, panels> at;
+    for (int p = 0; p < panels; ++p) at[p] = {&part, panel + p};
+    return at;
 }
 
 // One tile of sums: up to sixteen rows by a panel's lanes.
@@ -71,11 +86,11 @@ struct Place {
     int32_t num_lanes;
     const float* bias;  // of lane 0, or null
 
-    Place(const Part& part, const BF16Rows& rows, int32_t panel, int32_t tile)
-        : out(rows.out + int64_t{16} * tile * rows.out_stride + panel * kLanes), stride(rows.out_stride),
-          num_rows(std::min(rows.num_rows - 16 * tile, 16)),
-          num_lanes(std::min(part.num_rows - panel * kLanes, kLanes)),
-          bias(rows.bias != nullptr ? rows.bias + panel * kLanes : nullptr) {}
+    Place(const PanelAt& at, const BF16Rows& rows, int32_t tile)
+        : out(rows.out + int64_t{16} * tile * rows.out_stride + at.first_column + at.panel * kLanes),
+          stride(rows.out_stride), num_rows(std::min(rows.num_rows - 16 * tile, 16)),
+          num_lanes(std::min(at.part->num_rows - at.panel * kLanes, kLanes)),
+          bias(rows.bias != nullptr ? rows.bias + at.first_column + at.panel * kLanes : nullptr) {}
 
     bool is_whole() const { return num_rows == 16 && num_lanes == kLanes; }
 };
@@ -103,14 +118,14 @@ template <int tile> void store_sums(const Place& place, bool is_last) {
 
 // Sums of `tiles` tiles of rows by `panels` panels in tiles 0 .. tiles * panels - 1, panel by panel.
 template <int tiles, int panels> struct SumTiles {
-    const Part& part;
+    const std::array<PanelAt, panels>& at;
     const BF16Rows& rows;
-    int32_t panel, tile;
+    int32_t tile;
 
     template <class F> void each(F f) const {
         unrolled<panels>([&]<int p>() KVARTO_INLINE {
             unrolled<tiles>([&]<int t>() KVARTO_INLINE {
-                f.template operator()<p * tiles + t>(Place(part, rows, panel + p, tile + t));
+                f.template operator()<p * tiles + t>(Place(at[p], rows, tile + t));
             });
         });
     }
@@ -138,9 +153,10 @@ template <int tiles, int panels> struct SumTiles {
 // All rows, at most 16 · tiles of them.
 template <Format format, int tiles, int panels>
 void multiply_few(const Part& part, const BF16Rows& rows, int32_t panel) {
-    const SumTiles<tiles, panels> sums{part, rows, panel, 0};
+    const auto at = panels_from<panels>(part, panel);
+    const SumTiles<tiles, panels> sums{at, rows, 0};
     WeightTile weights[2][panels];  // one is written while the other may still be read
-    auto groups = groups_of<format>(part, panel, rows.x.width, std::make_integer_sequence<int, panels>{});
+    auto groups = groups_of<format>(at, rows.x.width, std::make_integer_sequence<int, panels>{});
     sums.start(true);
     for (int32_t group = 0; group < rows.num_groups(); ++group) {
         sums.load_rows(group);
@@ -152,29 +168,34 @@ void multiply_few(const Part& part, const BF16Rows& rows, int32_t panel) {
     sums.finish(true);
 }
 
-template <int tiles, int panels>
+// `finish(sums)` takes the sums that are whole.
+template <int tiles, int panels, class Finish>
 void multiply_chunk(const SumTiles<tiles, panels>& sums, const WeightTile (&weights)[panels][kChunk], int32_t first,
-                    int32_t last) {
+                    int32_t last, Finish finish) {
     sums.start(first == 0);
     for (int32_t group = first; group < last; ++group) {
         sums.load_rows(group);
         unrolled<panels>([&]<int p>() KVARTO_INLINE { sums.template multiply<p>(weights[p][group - first]); });
     }
-    sums.finish(last == sums.rows.num_groups());
+    if (last < sums.rows.num_groups())
+        sums.finish(false);
+    else
+        finish(sums);
 }
 
-template <Format format, int panels> void multiply_many(const Part& part, const BF16Rows& rows, int32_t panel) {
+template <Format format, int panels, class Finish>
+void multiply_many(const std::array<PanelAt, panels>& at, const BF16Rows& rows, Finish finish) {
     WeightTile weights[panels][kChunk];
-    auto groups = groups_of<format>(part, panel, rows.x.width, std::make_integer_sequence<int, panels>{});
+    auto groups = groups_of<format>(at, rows.x.width, std::make_integer_sequence<int, panels>{});
     for (int32_t first = 0; first < rows.num_groups(); first += kChunk) {
         const int32_t last = std::min(first + kChunk, rows.num_groups());
         for (int p = 0; p < panels; ++p)
             for (int32_t group = first; group < last; ++group) groups[p].unpack_next(weights[p][group - first]);
         int32_t tile = 0;
         for (; tile + 2 <= rows.num_tiles(); tile += 2)
-            multiply_chunk(SumTiles<2, panels>{part, rows, panel, tile}, weights, first, last);
+            multiply_chunk(SumTiles<2, panels>{at, rows, tile}, weights, first, last, finish);
         if (tile < rows.num_tiles())
-            multiply_chunk(SumTiles<1, panels>{part, rows, panel, tile}, weights, first, last);
+            multiply_chunk(SumTiles<1, panels>{at, rows, tile}, weights, first, last, finish);
     }
 }
 
@@ -189,7 +210,8 @@ template <Format format, int panels>
 int32_t multiply_by(const Part& part, const BF16Rows& rows, int32_t panel, int32_t last) {
     for (; panel + panels <= last; panel += panels) {
         if (rows.num_rows > 32)
-            multiply_many<format, panels>(part, rows, panel);
+            multiply_many<format, panels>(panels_from<panels>(part, panel), rows,
+                                          [](const auto& sums) { sums.finish(true); });
         else if (rows.num_rows > 16)
             multiply_few<format, 2, panels>(part, rows, panel);
         else
@@ -206,9 +228,43 @@ template <Format format> void multiply(const Part& part, const BF16Rows& rows, i
     multiply_by<format, 1>(part, rows, panel, last);
 }
 
+// act(gate) · up of sixteen rows, from the tiles of a gate's panel and of the up panel beside it.
+template <int gate, int up>
+void write_gated(const LinearOp& op, const Place& place, int32_t first_row, int32_t first_column) {
+    alignas(64) float sums[2][16][16];
+    store_tile<gate>(sums[0], 64);
+    store_tile<up>(sums[1], 64);
+    for (int32_t i = 0; i < place.num_rows; ++i) {
+        const F32x16 product = activated(op.activation, F32x16::load(sums[0][i])) * F32x16::load(sums[1][i]);
+        const __m256bh rounded = _mm512_cvtneps_pbh(product.v);
+        std::memcpy(op.gated.bf16(first_row + i) + 2 * first_column, &rounded, sizeof rounded);
+    }
+}
+
 }  // namespace
 
-void multiply_panels_bf16(const Part& part, const BF16Rows& rows, int32_t first, int32_t last) {
+void multiply_gated_bf16(const LinearOp& op, const BF16Rows& rows, int32_t first, int32_t last) {
+    const Part &gate_part = op.weight.parts.front(), &up_part = op.weight.parts.back();
+    const int32_t num_panels = op.gated.width / kLanes;
+    const bool is_one = op.weight.parts.size() == 1;
+    configure(rows.num_rows);
+    with_format(gate_part.format, [&]<Format format>() {
+        for (int32_t panel = first; panel < last; ++panel) {
+            const std::array<PanelAt, 2> at{PanelAt{&gate_part, panel},
+                                            is_one ? PanelAt{&up_part, num_panels + panel}
+                                                   : PanelAt{&up_part, panel, op.gated.width}};
+            multiply_many<format, 2>(at, rows, [&]<int tiles>(const SumTiles<tiles, 2>& sums) {
+                unrolled<tiles>([&]<int t>() KVARTO_INLINE {
+                    const int32_t tile = sums.tile + t;
+                    write_gated<t, tiles + t>(op, Place(at[0], rows, tile), 16 * tile, panel * kLanes);
+                });
+            });
+        }
+    });
+    release_tiles();
+}
+
+void multiply_panels_bf16_by_tiles(const Part& part, const BF16Rows& rows, int32_t first, int32_t last) {
     configure(rows.num_rows);
     with_format(part.format, [&]<Format format>() { multiply<format>(part, rows, first, last); });
     release_tiles();

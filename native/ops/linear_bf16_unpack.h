@@ -23,6 +23,11 @@ KVARTO_INLINE inline I32x16 pair_of(F32x16 first, F32x16 second) {
 #endif
 }
 
+// As a bfloat16, cut off.
+KVARTO_INLINE inline F32x16 cut(F32x16 x) {
+    return from_bits(bits_of(x) & I32x16::set1(static_cast<int32_t>(0xFFFF0000)));
+}
+
 // Byte i of each lane as a float32: plus 128 for codes of up to 7 bits, times 2^24 for signed bytes.
 template <int i, bool is_signed> KVARTO_INLINE inline F32x16 byte_as_f32(I32x16 quad) {
     constexpr int target = is_signed ? 24 : 16, from = 8 * i;
@@ -38,6 +43,32 @@ template <int i, bool is_signed> KVARTO_INLINE inline F32x16 byte_as_f32(I32x16 
 #endif
 }
 
+// The codes of a group, one column at a time as `byte_as_f32` gives them. Four bits come straight from their nibbles.
+template <Format format> class ColumnCodes {
+    using B = Block<format>;
+
+public:
+    ColumnCodes(const B& block, int group) {
+        if constexpr (B::kBits == 4)
+            nibbles_ = block.nibbles(group);
+        else
+            block.codes(group, quads_);
+    }
+    template <int k> KVARTO_INLINE F32x16 column() const {
+        if constexpr (B::kBits != 4) return byte_as_f32<k % 4, B::kBits == 8>(quads_[k / 4]);
+        constexpr int from = 8 * (k % 4) + 4 * (k / 16);
+        I32x16 x = I32x16::load(nibbles_ + 64 * (k / 4 % 4));
+        if constexpr (from < 16) x = shift_left<16 - from>(x);
+        if constexpr (from > 16) x = shift_right<from - 16>(x);
+        const I32x16 mask = I32x16::set1(0x000F0000), exponent = I32x16::set1(0x43000000);
+        return from_bits((x & mask) | exponent);
+    }
+
+private:
+    const std::byte* nibbles_ = nullptr;
+    Quads quads_;
+};
+
 // The factors that turn what `byte_as_f32` gives into weights.
 template <Format format> struct Affine {
     using B = Block<format>;
@@ -51,8 +82,8 @@ template <Format format> struct Affine {
         if constexpr (B::kHasMinimum) minimum = fma(block.minimum(group), F32x16::set1(kRounding), minimum);
     }
 
-    template <int i> KVARTO_INLINE F32x16 weight(I32x16 quad) const {
-        const F32x16 code = byte_as_f32<i, kIsSigned>(quad);
+    template <int i> KVARTO_INLINE F32x16 weight(I32x16 quad) const { return of(byte_as_f32<i, kIsSigned>(quad)); }
+    KVARTO_INLINE F32x16 of(F32x16 code) const {
         if constexpr (kIsSigned) return scale * code;
         return fma(scale, code, minimum);
     }

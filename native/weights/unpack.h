@@ -93,7 +93,8 @@ template <> struct Block<Format::kQ4_0> : BlockForm {
     const std::byte* p;
     Block(const std::byte* block, int32_t) : p(block) {}
     F32x16 scale(int, int) const { return load_halves(p); }
-    void codes(int, Quads& quads) const { unpack_nibbles(p + 32, quads); }
+    const std::byte* nibbles(int) const { return p + 32; }
+    void codes(int group, Quads& quads) const { unpack_nibbles(nibbles(group), quads); }
 };
 
 template <> struct Block<Format::kQ4_1> : BlockForm {
@@ -102,7 +103,8 @@ template <> struct Block<Format::kQ4_1> : BlockForm {
     Block(const std::byte* block, int32_t) : p(block) {}
     F32x16 scale(int, int) const { return load_halves(p); }
     F32x16 minimum(int) const { return load_halves(p + 32); }
-    void codes(int, Quads& quads) const { unpack_nibbles(p + 64, quads); }
+    const std::byte* nibbles(int) const { return p + 64; }
+    void codes(int group, Quads& quads) const { unpack_nibbles(nibbles(group), quads); }
 };
 
 template <> struct Block<Format::kQ5_0> : BlockForm {
@@ -159,7 +161,8 @@ template <> struct Block<Format::kQ4_K> : BlockForm {
     Block(const std::byte* block, int32_t) : p(block), six(block) {}
     F32x16 scale(int group, int) const { return F32x16::load(six.scales[group]); }
     F32x16 minimum(int group) const { return F32x16::load(six.minima[group]); }
-    void codes(int group, Quads& quads) const { unpack_nibbles(p + 256 + 256 * group, quads); }
+    const std::byte* nibbles(int group) const { return p + 256 + 256 * group; }
+    void codes(int group, Quads& quads) const { unpack_nibbles(nibbles(group), quads); }
 };
 
 template <> struct Block<Format::kQ5_K> : BlockForm {
@@ -201,7 +204,8 @@ template <> struct Block<Format::kInt4> : BlockForm {
     F32x16 minimum(int) const {
         return F32x16::zero() - load_halves(p) * F32x16::load_i8(reinterpret_cast<const int8_t*>(p + 32));
     }
-    void codes(int group, Quads& quads) const { unpack_nibbles(p + 48 + 256 * group, quads); }
+    const std::byte* nibbles(int group) const { return p + 48 + 256 * group; }
+    void codes(int group, Quads& quads) const { unpack_nibbles(nibbles(group), quads); }
 };
 
 // The weights of a group as float32: out[k] holds column k of the sixteen rows, each fma(scale, code, minimum).

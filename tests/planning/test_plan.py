@@ -18,6 +18,7 @@ from kvarto.core.dtype import DType
 from kvarto.core.errors import BudgetTooSmall
 from kvarto.core.kv_format import KVFormat, LayerGroup
 from kvarto.core.layout import Budget, Layout
+from kvarto.core.ops import GatedActivation, Linear, Logits, Op
 from kvarto.core.program import Program
 from kvarto.core.units import GIB, MIB, ceil_div
 from kvarto.memory.arbiter import Arbiter
@@ -59,6 +60,11 @@ def check_weights(layout: Layout, program: Program) -> None:
     assert 0 <= layout.weights.end - spans[-1][1] < 4096
 
 
+def outlives(op: Op, following: Op) -> bool:
+    """Whether the scratch of an op must be left alone by the one behind it."""
+    return isinstance(op, Logits) or (isinstance(op, Linear) and isinstance(following, GatedActivation))
+
+
 def check_activations(layout: Layout, program: Program, scratch_bytes: dict[int, int]) -> None:
     """At every op, what is live lies apart and inside the region."""
     lifespans = program.lifespans()
@@ -69,8 +75,11 @@ def check_activations(layout: Layout, program: Program, scratch_bytes: dict[int,
             for name, offset in layout.buffer_offsets.items()
             if lifespans[name][0] <= index < lifespans[name][1]
         ]
-        if index in layout.scratch_offsets:
-            spans.append((layout.scratch_offsets[index], layout.scratch_offsets[index] + scratch_bytes[index]))
+        spans += [
+            (offset, offset + scratch_bytes[owner])
+            for owner, offset in layout.scratch_offsets.items()
+            if owner == index or (owner == index - 1 and outlives(program.ops[owner], program.ops[index]))
+        ]
         spans.sort()
         assert all(before[1] <= after[0] for before, after in pairwise(spans)), f"overlap at op {index}"
         assert all(layout.activations.offset <= start and end <= layout.activations.end for start, end in spans)

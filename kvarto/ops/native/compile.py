@@ -70,7 +70,7 @@ class _Compiler:
             row_bytes=buffer.row_bytes,
             width=buffer.width,
             num_rows=limits.max_samples if per_sample else limits.max_tokens,
-            is_int8=name in self._numerics.int8_buffers,
+            form=self._numerics.form(name),
             per_sample=per_sample,
         )
 
@@ -165,7 +165,9 @@ class _Compiler:
         )
 
     def _gated_activation(self, op: ops.GatedActivation) -> None:
-        self._target.add_gated_activation(self._rows(op.x), self._rows(op.out), _ACTIVATIONS.index(op.activation))
+        num_readers = sum(op.x in other.reads for other in self._program.ops)
+        activation = _ACTIVATIONS.index(op.activation)
+        self._target.add_gated_activation(self._rows(op.x), self._rows(op.out), activation, may_fuse=num_readers == 1)
 
     def _activate(self, op: ops.Activate) -> None:
         self._target.add_activate(self._rows(op.x), self._rows(op.out), _ACTIVATIONS.index(op.activation))
@@ -204,7 +206,6 @@ class _Compiler:
             down=self._matrices(op.down),
             activation=_ACTIVATIONS.index(op.activation),
             top_k=op.top_k,
-            is_int8=op.out in self._numerics.int8_outputs,
             scratch=self._scratch(),
         )
 
@@ -216,7 +217,7 @@ class _Compiler:
             bias=self._vector_or_none(op.bias),
             scale=op.scale,
             softcap=op.softcap or 0.0,
-            is_int8=op.out in self._numerics.int8_outputs,
+            products=self._numerics.products(op.out),
             scratch=_native.ops.Bytes(self._layout.scratch_offsets[self._index], self._sizes.product_bytes(op)),
             summaries=self._summaries(self._index),
         )

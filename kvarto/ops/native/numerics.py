@@ -1,13 +1,14 @@
 """What is computed in less than float32: decided from the program and the instruction set, before there is memory.
 
-A product is int8 where every part of its matrix has 8 bits or less: activations are then quantised per row and group
-of 32. A buffer lies quantised where such products are all that read it, and whoever writes it can quantise. Where the
-set has matrix tiles, `bf16` lets linears multiply in bfloat16 instead, which is closer to float32 and slower for a
-single row; logits, of few rows, stay int8.
+A product may be narrow where every part of its matrix has 8 bits or less: activations are then quantised to int8 per
+row and group of 32, or, in linears of sets with matrix tiles, rounded to bfloat16 as the weights are. Logits, of few
+rows, are int8 everywhere. A buffer lies narrowed where products of one kind are all that read it, and whoever writes it
+can narrow.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeGuard
 
@@ -20,53 +21,58 @@ TILES_ISA = "amx"
 """The instruction set that has matrix tiles."""
 GROUP = 32
 """Elements of a row that share a scale."""
+PRODUCTS = ("f32", "int8", "bf16")
+"""In the order of `enum class Products` and `enum class RowForm` in native/core."""
 
-_Quantiser = Norm | GatedActivation | Activate | Attention | Gather
-"""Ops that can write quantised rows."""
+_Narrower = Norm | GatedActivation | Activate | Attention | Gather
+"""Ops that can write narrow rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Numerics:
     """Of one program."""
 
-    int8_outputs: frozenset[str]
-    """Buffers that ops write whose products are int8."""
-    int8_buffers: frozenset[str]
-    """Buffers whose rows are quantised."""
-    bf16_outputs: frozenset[str] = frozenset()
-    """Buffers that linears write whose products are bfloat16."""
+    products_of: Mapping[str, str]
+    """In what is multiplied, of `PRODUCTS`, by the buffer that receives it; float32 where it is not named."""
+    forms: Mapping[str, str]
+    """What rows of a buffer are, likewise."""
 
     @property
     def is_exact(self) -> bool:
         """Float32 throughout: attention too computes in nothing less."""
-        return not self.int8_outputs and not self.bf16_outputs
+        return not self.products_of
 
     @property
     def name(self) -> str:
         """For fingerprints."""
-        return "f32" if self.is_exact else "bf16" if self.bf16_outputs else "int8"
+        return "f32" if self.is_exact else "bf16" if "bf16" in self.products_of.values() else "int8"
 
     def products(self, out: str) -> int:
         """Of the op that writes `out`: its place in the native enumeration."""
-        return 2 if out in self.bf16_outputs else 1 if out in self.int8_outputs else 0
+        return PRODUCTS.index(self.products_of.get(out, "f32"))
+
+    def form(self, buffer: str) -> int:
+        """Of a buffer's rows: its place in the native enumeration."""
+        return PRODUCTS.index(self.forms.get(buffer, "f32"))
 
 
 def decide_numerics(program: Program, activations: str, isa: str) -> Numerics:
     """`activations`: `auto`, `f32`, `bf16` or `int8`. Raises UsageError where what is asked for is not to be had."""
     if activations == "f32":
-        return Numerics(frozenset(), frozenset())
+        return Numerics({}, {})
     if activations == "bf16" and isa != TILES_ISA:
         raise UsageError(f"`--activations bf16` needs a machine with AMX, and this one runs `{isa}`; use `auto`")
-    ops = [op for op in program.ops if _may_be_int8(op, program)]
-    if activations != "auto" and not ops:
+    narrow = ("bf16" if isa == TILES_ISA else "int8") if activations == "auto" else activations
+    products = {
+        op.out: narrow if isinstance(op, Linear) else "int8" for op in program.ops if _may_be_narrow(op, program)
+    }
+    if activations != "auto" and not products:
         asked = f"`--activations {activations}`"
         raise UsageError(f"{asked} needs matrices of 8 bits or less, and this model has none; use `auto` or `f32`")
-    bf16_outputs = frozenset(op.out for op in ops if activations == "bf16" and isinstance(op, Linear))
-    int8_outputs = frozenset(op.out for op in ops) - bf16_outputs
-    return Numerics(int8_outputs, frozenset(_int8_buffers(program, int8_outputs)), bf16_outputs)
+    return Numerics(products, _narrow_buffers(program, products))
 
 
-def _may_be_int8(op: Op, program: Program) -> TypeGuard[Linear | Logits]:
+def _may_be_narrow(op: Op, program: Program) -> TypeGuard[Linear | Logits]:
     # Experts keep their formats and multiply in float32: tokens of one expert are few, and reading its weights decides.
     return isinstance(op, Linear | Logits) and is_quantised(program.weights[op.weight])
 
@@ -76,25 +82,27 @@ def is_quantised(weight: Weight) -> bool:
     return bool(weight.parts) and not any(part.format.is_float for part in weight.parts)
 
 
-def _int8_buffers(program: Program, int8_outputs: frozenset[str]) -> set[str]:
-    readers: dict[str, list[Op]] = {}
+def _narrow_buffers(program: Program, products: Mapping[str, str]) -> dict[str, str]:
+    readers: dict[str, set[str]] = {}
     writers: dict[str, list[Op]] = {}
     for op in program.ops:
+        kind = products.get(op.out, "f32") if isinstance(op, Linear | Logits) else "f32"
         for name in op.reads:
-            readers.setdefault(name, []).append(op)
+            readers.setdefault(name, set()).add(kind)
         for name in op.writes:
             writers.setdefault(name, []).append(op)
     return {
-        name
-        for name, ops in readers.items()
-        if all(isinstance(op, Linear | Logits) and op.out in int8_outputs for op in ops)
+        name: next(iter(kinds))
+        for name, kinds in readers.items()
+        if len(kinds) == 1
+        and "f32" not in kinds
         and len(writers[name]) == 1
-        and _can_quantise(writers[name][0], name, program)
+        and _can_narrow(writers[name][0], name, program)
     }
 
 
-def _can_quantise(op: Op, name: str, program: Program) -> bool:
-    if not isinstance(op, _Quantiser) or op.out != name or program.buffers[name].width % GROUP:
+def _can_narrow(op: Op, name: str, program: Program) -> bool:
+    if not isinstance(op, _Narrower) or op.out != name or program.buffers[name].width % GROUP:
         return False
     return not isinstance(op, Attention) or op.heads.head_dim % GROUP == 0
 

@@ -45,15 +45,17 @@ class ScratchSizes:
         return 0
 
     def product_bytes(self, op: Linear | Logits) -> int:
-        """Of a product with int8 or bfloat16 rows: a copy of them in tiles, and quantised rows where x is float32."""
-        if self.numerics.products(op.out) == 0:
+        """Of a narrow product: its rows in tiles, and for int8 quantised ones where x is float32."""
+        kind = self.numerics.products_of.get(op.out)
+        if kind is None:
             return 0
         x = self.program.buffers[op.x]
         num_rows = self.limits.max_tokens if x.rows is Rows.TOKENS else self.limits.max_samples
-        if op.out in self.numerics.bf16_outputs:
-            return align_up(_native.ops.linear_bf16_scratch_bytes(num_rows, x.width), ALIGNMENT)
-        quantises = op.x not in self.numerics.int8_buffers
-        return align_up(_native.ops.linear_int8_scratch_bytes(num_rows, x.width, quantises), ALIGNMENT)
+        if kind == "bf16":
+            size_bytes = _native.ops.linear_bf16_scratch_bytes(num_rows, x.width)
+        else:
+            size_bytes = _native.ops.linear_int8_scratch_bytes(num_rows, x.width, op.x not in self.numerics.forms)
+        return align_up(size_bytes, ALIGNMENT)
 
     @property
     def summary_row_bytes(self) -> int:

@@ -62,7 +62,7 @@ class NativeOp:
         """Every buffer that the op writes, at the step's rows; of quantised ones the raw bytes, `[rows, row bytes]`."""
         limits = StepLimits(step.num_tokens + 3, max(step.num_seqs, 1), step.num_samples + 3, _MAX_CONTEXT)
         program = self._program({name: values.shape[1] for name, values in rows.items()} | dict(self.widths))
-        sizes = ScratchSizes(program, limits, Numerics(frozenset(), self.int8_buffers), self.num_threads)
+        sizes = ScratchSizes(program, limits, Numerics({}, dict.fromkeys(self.int8_buffers, "int8")), self.num_threads)
         size_bytes = sizes.scratch_bytes(self.op)
         scratch = {0: size_bytes} if size_bytes else {}
         layout = plan(program, Budget(1 << 28, "test"), limits, DType.F32, _PAGE_SIZE, scratch, 64)

@@ -61,11 +61,11 @@ CASES = [
 
 
 class Linear:
-    """One linear in an arena: `multiply` gives it float32 rows, which it quantises itself, or rows quantised before."""
+    """One linear in an arena: `multiply` gives it float32 rows, which it narrows itself, or rows narrowed before."""
 
     def __init__(
         self, case: Case, seed: int, isa: str, num_threads: int = 1, *, is_bf16: bool = False,
-        is_quantised: bool = False, has_unit_scales: bool = False,
+        is_narrow: bool = False, has_unit_scales: bool = False,
     ) -> None:  # fmt: skip
         rng = np.random.default_rng(seed)
         raw = [random_rows(band.format, band.num_rows, case.width, rng, band.group_size) for band in case.bands]
@@ -75,7 +75,7 @@ class Linear:
         self.bias = rng.standard_normal(case.num_rows).astype(np.float32)
         bands = zip(case.bands, raw, strict=True)
         self.weight: Array = np.concatenate([meaning(band.format, rows, band.group_size) for band, rows in bands])
-        self._case, self._is_bf16, self._is_quantised = case, is_bf16, is_quantised
+        self._case, self._is_bf16, self._is_narrow = case, is_bf16, is_narrow
         self._build(raw, isa, num_threads)
 
     def _build(self, raw: list[Array], isa: str, num_threads: int) -> None:
@@ -86,9 +86,9 @@ class Linear:
         ]
         scratch = (
             ops.linear_bf16_scratch_bytes(MAX_ROWS, case.width) if self._is_bf16
-            else ops.linear_int8_scratch_bytes(MAX_ROWS, case.width, not self._is_quantised)
+            else ops.linear_int8_scratch_bytes(MAX_ROWS, case.width, not self._is_narrow)
         )  # fmt: skip
-        sizes = [4 * MAX_ROWS * case.width, ops.quantised_row_bytes(case.width) * MAX_ROWS,
+        sizes = [4 * MAX_ROWS * case.width, 4 * MAX_ROWS * case.width,
                  4 * MAX_ROWS * case.num_rows, 4 * case.num_rows, scratch, *panels]  # fmt: skip
         starts = [int(start) for start in np.cumsum([0, *(-(-size // 64) * 64 for size in sizes)])]
         self._arena = nan_bytes(starts[-1])
@@ -103,18 +103,19 @@ class Linear:
         )  # fmt: skip
         self._program = ops.Program(isa, num_threads, self._arena.ctypes.data, self._arena.nbytes, bounds)
         x = ops.Rows(starts[0], 4 * case.width, case.width, MAX_ROWS)
-        if self._is_quantised:
-            quantised = ops.Rows(starts[1], ops.quantised_row_bytes(case.width), case.width, MAX_ROWS, True, True)
-            self._program.add_gather(x, quantised, None)
-            x = quantised
-        out = ops.Rows(starts[2], 4 * case.num_rows, case.num_rows, MAX_ROWS, False, self._is_quantised)
+        form = 2 if self._is_bf16 else 1
+        if self._is_narrow:
+            narrow = ops.Rows(starts[1], 4 * case.width, case.width, MAX_ROWS, form, True)
+            self._program.add_gather(x, narrow, None)
+            x = narrow
+        out = ops.Rows(starts[2], 4 * case.num_rows, case.num_rows, MAX_ROWS, 0, self._is_narrow)
         parts = [
             ops.Part(band.format.code, band.group_size, band.num_rows, start)
             for band, start in zip(case.bands, starts[5:], strict=False)
         ]
         weight = ops.Weight(case.num_rows, case.width, parts)
         bias = starts[3] if case.has_bias else None
-        self._program.add_linear(x, out, weight, bias, 2 if self._is_bf16 else 1, ops.Bytes(starts[4], scratch))
+        self._program.add_linear(x, out, weight, bias, form, ops.Bytes(starts[4], scratch))
 
     def multiply(self, x: Array) -> Array:
         """`[num_rows, num weight rows]`."""

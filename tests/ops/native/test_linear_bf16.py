@@ -42,7 +42,7 @@ def test_bits_are_one_for_all_rows_and_threads(case: Case) -> None:
     x = some_rows(MAX_ROWS, case.width)
     whole = Linear(case, 3, "amx", is_bf16=True).multiply(x)
     for num_threads in (1, 3):
-        linear = Linear(case, 3, "amx", num_threads, is_bf16=True)
+        linear = Linear(case, 3, "amx", num_threads, is_bf16=True, is_narrow=num_threads == 3)
         for num_rows in (1, 2, 3, 4, 8, 15, 16, 17, 31, 32, 33, 48, 64, MAX_ROWS):
             rows = np.random.default_rng(num_rows).permutation(MAX_ROWS)[:num_rows]
             np.testing.assert_array_equal(linear.multiply(x[rows]), whole[rows], err_msg=f"{num_rows} rows")

@@ -48,7 +48,7 @@ def test_bits_are_one_for_all_sets_rows_and_threads(case: Case) -> None:
     whole = Linear(case, 2, FUSED_SETS[0]).multiply(x)
     for isa in FUSED_SETS:
         for num_threads in (1, 3):
-            linear = Linear(case, 2, isa, num_threads, is_quantised=num_threads == 3)
+            linear = Linear(case, 2, isa, num_threads, is_narrow=num_threads == 3)
             for num_rows in (1, 2, 3, 4, 5, 7, 8, 15, 16, 17, 33, MAX_ROWS):
                 rows = np.random.default_rng(num_rows).permutation(MAX_ROWS)[:num_rows]
                 np.testing.assert_array_equal(linear.multiply(x[rows]), whole[rows], err_msg=f"{isa}, {num_rows} rows")

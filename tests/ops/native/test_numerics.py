@@ -31,23 +31,29 @@ def program_of(config: dict[str, object], format: WeightFormat) -> Program:
 def test_every_product_of_quantised_matrices_is_int8() -> None:
     program = program_of(LLAMA, WeightFormat.Q4_1)
     numerics = decide_numerics(program, "auto", NO_TILES)
-    assert numerics.int8_outputs == {op.out for op in program.ops if isinstance(op, Linear | Logits)}
+    assert numerics.products_of == {op.out: "int8" for op in program.ops if isinstance(op, Linear | Logits)}
     read = {op.x for op in program.ops if isinstance(op, Linear | Logits)}
     # A head of 16 dims holds no whole group of 32, so that attention writes float32.
     attended = {op.out for op in program.ops if isinstance(op, Attention)}
-    assert numerics.int8_buffers == read - attended
+    assert numerics.forms == dict.fromkeys(read - attended, "int8")
     assert not numerics.is_exact
 
 
 def test_tiles_multiply_in_bfloat16_and_logits_in_8_bits() -> None:
     program = program_of(LLAMA, WeightFormat.Q4_1)
     numerics = decide_numerics(program, "bf16", "amx")
-    assert numerics.bf16_outputs == {op.out for op in program.ops if isinstance(op, Linear)}
-    assert numerics.int8_outputs == {op.out for op in program.ops if isinstance(op, Logits)}
-    assert numerics.int8_buffers == {op.x for op in program.ops if isinstance(op, Logits)}
+    products = {op.out: "bf16" for op in program.ops if isinstance(op, Linear)}
+    assert numerics.products_of == products | {op.out: "int8" for op in program.ops if isinstance(op, Logits)}
+    attended = {op.out for op in program.ops if isinstance(op, Attention)}
+    assert numerics.forms == {
+        op.x: numerics.products_of[op.out]
+        for op in program.ops
+        if isinstance(op, Linear | Logits) and op.x not in attended
+    }
     with pytest.raises(UsageError, match="--activations bf16"):
         decide_numerics(program, "bf16", NO_TILES)
-    assert decide_numerics(program, "auto", "amx") == decide_numerics(program, "int8", NO_TILES)
+    assert decide_numerics(program, "auto", "amx") == numerics
+    assert decide_numerics(program, "auto", NO_TILES) == decide_numerics(program, "int8", "amx")
 
 
 def test_one_part_of_16_bits_keeps_a_product_and_what_it_reads_in_float32() -> None:
@@ -59,9 +65,9 @@ def test_one_part_of_16_bits_keeps_a_product_and_what_it_reads_in_float32() -> N
     program = replace(program, weights=program.weights | {name: replace(weight, parts=parts)})
     numerics = decide_numerics(program, "auto", NO_TILES)
     first = next(op for op in program.ops if isinstance(op, Linear))
-    assert first.out not in numerics.int8_outputs
-    assert first.x not in numerics.int8_buffers
-    assert len(numerics.int8_outputs) > 3
+    assert numerics.products(first.out) == 0
+    assert numerics.form(first.x) == 0
+    assert len(numerics.products_of) > 3
 
 
 def test_what_experts_and_routers_read_stays_float32() -> None:
@@ -69,14 +75,14 @@ def test_what_experts_and_routers_read_stays_float32() -> None:
     numerics = decide_numerics(program, "auto", NO_TILES)
     for op in program.ops:
         if isinstance(op, Experts | Route):
-            assert numerics.int8_buffers.isdisjoint(op.reads)
+            assert numerics.forms.keys().isdisjoint(op.reads)
 
 
 @pytest.mark.parametrize("activations", ["auto", "f32"])
 def test_float32_models_are_exact(activations: str) -> None:
     numerics = decide_numerics(program_of(LLAMA, WeightFormat.F32), activations, ISAS[-1])
     assert numerics.is_exact
-    assert not numerics.int8_buffers
+    assert not numerics.forms
 
 
 def test_int8_where_there_is_nothing_to_gain_is_refused() -> None:
