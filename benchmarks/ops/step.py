@@ -82,6 +82,8 @@ def _quartile(values: Iterable[float]) -> float:
 
 def _print(num_rows: int, steps: list[Counter[str]]) -> None:
     totals = [sum(times.values()) for times in steps]
+    if not steps:
+        return print(f"{num_rows} rows: no step had as many; a prompt's last token may stand alone")
     median = statistics.median(totals)
     print(f"{num_rows} rows: {_quartile(totals) * 1e3:.2f} ms (median {median * 1e3:.2f}, {len(steps)} steps)")
     for name in steps[0]:
