@@ -29,7 +29,7 @@ public:
     void add_to_linear(GatedActivationOp op);
     // One pass. The arrays of `step` must stay until it returns.
     void run(const StepView& step) { run(step, {}); }
-    // The same, measured: `ends_ns` [num_phases] receives when all had passed each phase, from the start of the first one.
+    // The same, measured: `ends_ns` [num_phases] receives when all had passed each phase, from the start of the first.
     void run(const StepView& step, std::span<int64_t> ends_ns);
     // Phases of a step, each but the last followed by a barrier.
     int64_t num_phases() const { return static_cast<int64_t>(phases_.size()); }

@@ -51,7 +51,7 @@ inline QuantisedRow quantised_row(std::byte* row, int32_t width) {
     return {reinterpret_cast<int8_t*>(row), scales, sums, reinterpret_cast<int16_t*>(sums + width / kGroup)};
 }
 
-// From one bfloat16 row to the next: not by a multiple of 1,024 bytes, or sixteen rows would lie in a few sets of a cache.
+// From one bfloat16 row to the next: not a multiple of 1,024 bytes, or sixteen rows would lie in a few sets of a cache.
 inline constexpr int64_t bf16_row_bytes(int32_t width) {
     const int64_t bytes = align_up(2 * int64_t{width}, 64);
     return bytes % 1024 == 0 ? bytes + 64 : bytes;

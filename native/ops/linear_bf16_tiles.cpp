@@ -140,7 +140,7 @@ template <int tiles, int panels> struct SumTiles {
     void load_rows(int32_t group) const {
         unrolled<tiles>([&]<int t>() KVARTO_INLINE {
             const int64_t at = int64_t{tile + t} * rows.num_groups() + group;
-            load_tile<kRowTile + t>(rows.staged + at * kTileBytes, 64);
+            load_passing_tile<kRowTile + t>(rows.staged + at * kTileBytes, 64);
         });
     }
     template <int p> void multiply(const WeightTile& weights) const {
