@@ -57,18 +57,24 @@ native: $(VENV)/.build-tools
 # Each sanitizer has a build and a copy of the package of its own, beside the source tree. Python itself is not
 # instrumented: its allocations are no business of ours, and a sanitizer's library must be there before it.
 SANITIZED_TESTS ?= tests/ops/native tests/memory/test_offsets.py
+# Instruction sets beside the portable one, `;` between them; all unless named. Each costs minutes to build.
+SANITIZED_ISAS ?=
 sanitize: sanitize-address sanitize-thread
 
 sanitize-%: export PATH := $(abspath $(BIN)):$(PATH)
 sanitize-%: $(VENV)/.dev-installed
 	@mkdir -p build/$*/tree && cp -r kvarto tests pyproject.toml build/$*/tree && rm -f build/$*/tree/kvarto/core/*.so
 	@cmake -S . -B build/$* -G Ninja -DPython_EXECUTABLE=$(abspath $(BIN)/python) -DKVARTO_SANITIZE=$* \
-	    -DKVARTO_MODULE_DIR=$(abspath build/$*/tree/kvarto/core) >/dev/null
+	    -DKVARTO_ISAS='$(SANITIZED_ISAS)' -DKVARTO_MODULE_DIR=$(abspath build/$*/tree/kvarto/core) >/dev/null
 	@cmake --build build/$*
 	cd build/$*/tree && LD_PRELOAD="$(strip $(foreach library,$(SANITIZER_LIBRARIES_$*),$(shell g++ -print-file-name=$(library))))" \
-	    ASAN_OPTIONS=detect_leaks=0 TSAN_OPTIONS=report_signal_unsafe=0 OMP_NUM_THREADS=1 \
-	    python -m pytest -q -p no:cacheprovider $(SANITIZED_TESTS)
+	    $(SANITIZER_OPTIONS) OMP_NUM_THREADS=1 \
+	    python -m pytest -q -p no:cacheprovider --capture=sys --timeout 1800 $(SANITIZED_TESTS) $(ARGS)
 
+# Leaks: those of the interpreter and its packages, which are never taken down. Races: only those that our own code
+# takes part in; the locks of other libraries' thread pools are unseen.
+SANITIZER_OPTIONS := ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
+    TSAN_OPTIONS=report_signal_unsafe=0:ignore_noninstrumented_modules=1
 SANITIZER_LIBRARIES_address := libasan.so libubsan.so
 SANITIZER_LIBRARIES_thread := libtsan.so
 

@@ -76,13 +76,15 @@ bool has_amx() {
            has_bits(saved_states(), kTileStates) && may_use_tiles();
 }
 
+// A build may leave sets out: see KVARTO_ISAS in CMakeLists.txt.
 std::vector<const Kernels*> find_kernels() {
     std::vector<const Kernels*> found{&portable::kernels()};
     if (!has_avx2()) return found;
-    found.push_back(&avx2::kernels());
+    if constexpr (KVARTO_HAS_avx2) found.push_back(&avx2::kernels());
     if (!has_avx512()) return found;
-    found.push_back(&avx512::kernels());
-    if (has_amx()) found.push_back(&amx::kernels());
+    if constexpr (KVARTO_HAS_avx512) found.push_back(&avx512::kernels());
+    if constexpr (KVARTO_HAS_amx)
+        if (has_amx()) found.push_back(&amx::kernels());
     return found;
 }
 
