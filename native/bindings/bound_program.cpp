@@ -90,7 +90,7 @@ LinearOp BoundProgram::linear(const RowsAt& x, const RowsAt& out, const WeightAt
         throw std::invalid_argument("products are float32 where a part of the matrix is not quantised");
     if (op.products == Products::kBF16 && !has_tiles_)
         throw std::invalid_argument("products in bfloat16 need matrix tiles: the set `amx`");
-    if (op.x.form != RowForm::kF32 && (op.x.form == RowForm::kInt8) != (op.products == Products::kInt8))
+    if (op.x.form != RowForm::kF32 && static_cast<int>(op.x.form) != static_cast<int>(op.products))
         throw std::invalid_argument("rows are narrowed for other products");
     return op;
 }
@@ -159,6 +159,8 @@ void BoundProgram::add_experts(RowsAt x, RowsAt ids, RowsAt shares, RowsAt out, 
 
 void BoundProgram::add_logits(RowsAt x, RowsAt out, const WeightAt& weight, std::optional<int64_t> bias, float scale,
                               float softcap, int32_t products, BytesAt scratch, RowsAt summaries) {
+    if (member(products, Products::kBF16) == Products::kBF16)
+        throw std::invalid_argument("logits multiply in float32 or int8, and bfloat16 was asked for");
     executor_.add(LogitsOp{linear(x, out, weight, bias, products, scratch), scale, softcap, rows(summaries)});
 }
 

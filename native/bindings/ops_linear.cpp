@@ -16,7 +16,7 @@ void bind_ops_linear(nb::module_& ops) {
     ops.def("linear_int8_scratch_bytes", &linear_int8_scratch_bytes, "num_rows"_a, "width"_a, "quantises"_a,
             "Bytes of a linear's scratch for int8 products of up to `num_rows` rows; `quantises` where x is float32.");
     ops.def("linear_bf16_scratch_bytes", &linear_bf16_scratch_bytes, "num_rows"_a, "width"_a,
-            "Bytes of a linear's scratch for bfloat16 products of up to `num_rows` float32 rows.");
+            "Bytes of a linear's scratch for bfloat16 products of up to `num_rows` rows.");
 }
 
 }  // namespace kvarto

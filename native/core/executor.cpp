@@ -67,6 +67,7 @@ bool may_gate(const LinearOp& linear, const GatedActivationOp& op) {
     const bool in_halves = parts.size() == 2 && parts[0].num_rows == parts[1].num_rows &&
                            parts[0].format == parts[1].format && parts[0].group_size == parts[1].group_size;
     return linear.products == Products::kBF16 && linear.bias == nullptr && op.out.form == RowForm::kBF16 &&
+           linear.x.per_sample == op.out.per_sample &&
            (in_halves || parts.size() == 1) && op.out.width % kLanes == 0 && linear.weight.num_rows == 2 * op.out.width;
 }
 

@@ -108,9 +108,7 @@ class ProductArena:
         """The product with the vocabulary, and a draw from it."""
         x = self.rows("x", self._matrix.num_columns, per_sample=True)
         out = self.rows("out", self._matrix.num_rows, per_sample=True)
-        summaries = _native.ops.Rows(
-            self._places["summaries"], self._summary_bytes, 0, self._max_rows, per_sample=True
-        )
+        summaries = _native.ops.Rows(self._places["summaries"], self._summary_bytes, 0, self._max_rows, per_sample=True)
         none = _native.ops.Bytes(0, 0)
         self.program.add_logits(x, out, self.weight, self.bias_at, scale, softcap, False, none, summaries)
         if samples:

@@ -21,7 +21,10 @@ FFN = 96
 class GatedLinear:
     """x · [gate, up].T, then act(gate) · up in bfloat16. `parts` cut the matrix into bands, from above."""
 
-    def __init__(self, width: int, parts: list[tuple[WeightFormat, int]], activation: int, *, may_fuse: bool) -> None:
+    def __init__(
+        self, width: int, parts: list[tuple[WeightFormat, int]], activation: int, *, may_fuse: bool,
+        per_sample: bool = False,
+    ) -> None:  # fmt: skip
         ops, rng = _native.ops, np.random.default_rng(width)
         sizes = [_native.weights.part_bytes(format.code, 0, num_rows, width) for format, num_rows in parts]
         scratch = ops.linear_bf16_scratch_bytes(MAX_ROWS, width)
@@ -37,21 +40,24 @@ class GatedLinear:
             bands.append(ops.Part(format.code, 0, num_rows, start))
         bounds = ops.StepBounds(MAX_ROWS, MAX_ROWS, MAX_ROWS, 1 << 20, 1 << 20, 1, 1, 16)
         self._program = ops.Program("amx", 2, self._arena.ctypes.data, self._arena.nbytes, bounds)
-        gates = ops.Rows(starts[1], 8 * FFN, 2 * FFN, MAX_ROWS)
+        gates = ops.Rows(starts[1], 8 * FFN, 2 * FFN, MAX_ROWS, 0, per_sample)
         weight = ops.Weight(2 * FFN, width, bands)
-        x, out = ops.Rows(0, 4 * width, width, MAX_ROWS), ops.Rows(starts[2], 4 * FFN, FFN, MAX_ROWS, 2)
+        x = ops.Rows(0, 4 * width, width, MAX_ROWS, 0, per_sample)
+        out = ops.Rows(starts[2], 4 * FFN, FFN, MAX_ROWS, 2, per_sample)
         self._program.add_linear(x, gates, weight, None, 2, ops.Bytes(starts[3], scratch))
         self._program.add_gated_activation(gates, out, activation, may_fuse)
 
-    def run(self, x: Array) -> Array:
-        """`[num_rows, FFN]`, as bits."""
+    def run(self, x: Array, num_tokens: int | None = None) -> Array:
+        """`[num_rows, FFN]`, as bits. Rows are samples of `num_tokens`, or all tokens."""
         n = len(x)
         self._x[: x.size] = x.reshape(-1)
-        step = decode_step([1] * n, sample_rows=range(n), sampling=sampling_rows(n))
+        step = decode_step([1] * (num_tokens or n), sample_rows=range(n), sampling=sampling_rows(n))
         none = np.zeros((n, 0), np.int32)
         ids, logprobs = np.zeros(n, np.int32), np.zeros(n, np.float32)
         result = StepResult(ids, logprobs, none, none.astype(np.float32), np.zeros(n, bool))
-        self._program.run(step, np.zeros((1, n, 1), np.int32), np.zeros((1, n), np.int64), result)
+        self._program.run(
+            step, np.zeros((1, step.num_seqs, 1), np.int32), np.zeros((1, step.num_tokens), np.int64), result
+        )
         stride = _native.ops.bf16_row_bytes(FFN) // 2
         return np.stack([self._out[i * stride : i * stride + FFN] for i in range(n)])
 
@@ -73,3 +79,11 @@ def test_many_rows_have_the_bits_of_op_by_op(
     assert not np.isnan((whole.astype(np.uint32) << 16).view(np.float32)).any()
     for num_rows in (1, 2, 16, 32, 33, 34, 48, 49, 64, MAX_ROWS):
         np.testing.assert_array_equal(fused.run(x[:num_rows]), whole[:num_rows], err_msg=f"{num_rows} rows")
+
+
+def test_rows_of_samples_count_and_not_the_tokens() -> None:
+    parts, x = [(Q4_1, 2 * FFN)], some_rows(MAX_ROWS, 64)
+    want = GatedLinear(64, parts, 0, may_fuse=False).run(x)
+    fused = GatedLinear(64, parts, 0, may_fuse=True, per_sample=True)
+    for num_samples in (1, 5, 33, MAX_ROWS):
+        np.testing.assert_array_equal(fused.run(x[:num_samples], MAX_ROWS), want[:num_samples])
