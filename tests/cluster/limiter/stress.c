@@ -155,17 +155,30 @@ static bool holds(const Ledger *ledger, pid_t pid) {
     return false;
 }
 
-/* Without what it waited for a core. */
-static uint64_t own_ns(void) { return now_ns() - waited_for_core_ns(); }
+/* Without what it waited for a core, which the kernel may count a little late. */
+typedef struct {
+    uint64_t clock_ns, waited_ns;
+} Moment;
+
+static Moment own_now(void) {
+    Moment moment = {now_ns(), waited_for_core_ns()};
+    return moment;
+}
+
+static uint64_t own_ns_since(Moment start) {
+    Moment now = own_now();
+    uint64_t spent = now.clock_ns - start.clock_ns, waited = now.waited_ns - start.waited_ns;
+    return spent > waited ? spent - waited : 0;
+}
 
 /* Looks as any reader would: by asking how much is free. */
-static uint64_t time_until_returned(const Ledger *ledger, pid_t pid, uint64_t died_ns) {
+static uint64_t time_until_returned(const Ledger *ledger, pid_t pid, Moment death) {
     size_t free_bytes, total_bytes;
     while (holds(ledger, pid)) {
         cuMemGetInfo_v2(&free_bytes, &total_bytes);
         usleep(1000);
     }
-    return own_ns() - died_ns;
+    return own_ns_since(death);
 }
 
 static void reap_all(pid_t *children, int count) {
@@ -206,18 +219,18 @@ static int run_parent(int num_processes, char **argv) {
     while (now_ns() < end_ns) {
         usleep((useconds_t)random_below(&random, 2 * pause_us));
         int victim = (int)random_below(&random, (uint64_t)num_processes);
-        uint64_t killed_ns = own_ns();
+        Moment kill_time = own_now();
         kill(children[victim], SIGKILL);
         if (waitpid(children[victim], NULL, 0) != children[victim]) return 1;
-        uint64_t died_ns = own_ns();
+        raise_to(&worst_death_ns, own_ns_since(kill_time));
+        Moment death = own_now();
         fake_forget((uint64_t)children[victim]);
-        raise_to(&worst_death_ns, died_ns - killed_ns);
-        raise_to(&worst_return_ns, time_until_returned(ledger, children[victim], died_ns));
+        raise_to(&worst_return_ns, time_until_returned(ledger, children[victim], death));
         children[victim] = start_child(argv);
         num_kills++;
     }
     reap_all(children, num_processes);
-    for (int index = 0; index < num_processes; index++) time_until_returned(ledger, children[index], own_ns());
+    for (int index = 0; index < num_processes; index++) time_until_returned(ledger, children[index], own_now());
     cuDevicePrimaryCtxReset_v2(0);
     print_results(ledger, num_kills, worst_death_ns, worst_return_ns);
     return 0;
