@@ -75,7 +75,7 @@ class Linears:
         self.num_copies = max(1, STREAMED_BYTES // part_bytes) if num_rows <= 32 else 2
         self.weight_bytes, self.multiply_adds = part_bytes, n * k * num_rows
         scratch = (
-            ops.linear_bf16_scratch_bytes(num_rows, k)
+            ops.bf16_bytes(num_rows, k)
             if options.products == "bf16"
             else ops.linear_int8_scratch_bytes(num_rows, k, True)
         )

@@ -69,9 +69,14 @@ def _stack_weights(program: Program) -> tuple[dict[str, int], int]:
 
 
 def _buffers(program: Program, limits: StepLimits) -> dict[str, PlannedBuffer]:
+    lifespans = program.lifespans()
+    for index, op in enumerate(program.ops):
+        if isinstance(op, Linear) and _is_gated_next(program, index):
+            first, last = lifespans[op.x]
+            lifespans[op.x] = first, max(last, index + 2)
     return {
         name: PlannedBuffer(program.buffers[name].size_bytes(limits), first, last, TENSOR_ALIGNMENT)
-        for name, (first, last) in program.lifespans().items()
+        for name, (first, last) in lifespans.items()
     }
 
 
@@ -84,12 +89,14 @@ def _scratch(program: Program, scratch_bytes: Mapping[int, int]) -> dict[int, Pl
 
 
 def _outlives_its_op(program: Program, index: int) -> bool:
-    """`Sample` may read what `Logits` left in its scratch; what a gated activation writes may be written by the linear
-    before it, while that still reads its own."""
+    """`Sample` may read what `Logits` left in its scratch."""
     op = program.ops[index]
-    return isinstance(op, Logits) or (
-        isinstance(op, Linear) and isinstance(program.ops[index + 1], GatedActivation)
-    )
+    return isinstance(op, Logits) or (isinstance(op, Linear) and _is_gated_next(program, index))
+
+
+def _is_gated_next(program: Program, index: int) -> bool:
+    """What a gated activation writes may be written by the linear before it, while that still reads its rows."""
+    return isinstance(program.ops[index + 1], GatedActivation)
 
 
 def _absolute(packing: Packing, base: int) -> list[int]:

@@ -49,13 +49,14 @@ const float* BoundProgram::floats(std::optional<int64_t> offset, int64_t count) 
 
 Rows BoundProgram::rows(const RowsAt& rows) const {
     const RowForm form = member(rows.form, RowForm::kBF16);
+    const int64_t size = rows.row_bytes * rows.num_rows;
     const int64_t narrow = form == RowForm::kF32    ? 0
-                           : form == RowForm::kInt8 ? quantised_row_bytes(rows.width)
-                                                    : bf16_row_bytes(rows.width);
-    if (form != RowForm::kF32 && (rows.width % kGroup != 0 || narrow > rows.row_bytes))
-        throw std::invalid_argument("a row of " + std::to_string(rows.width) + " elements cannot be narrowed in place");
-    const int64_t stride = form == RowForm::kBF16 ? bf16_row_bytes(rows.width) : rows.row_bytes;
-    return {at(rows.offset, rows.row_bytes * rows.num_rows), stride, rows.width, form, rows.per_sample};
+                           : form == RowForm::kInt8 ? quantised_row_bytes(rows.width) * rows.num_rows
+                                                    : bf16_bytes(rows.num_rows, rows.width);
+    if (form != RowForm::kF32 && (rows.width % kGroup != 0 || narrow > size))
+        throw std::invalid_argument(std::to_string(rows.num_rows) + " rows of " + std::to_string(rows.width) +
+                                    " elements cannot be narrowed in place");
+    return {at(rows.offset, size), rows.row_bytes, rows.width, form, rows.per_sample};
 }
 
 Rows BoundProgram::rows(const std::optional<RowsAt>& rows) const { return rows ? this->rows(*rows) : Rows{}; }
@@ -90,6 +91,8 @@ LinearOp BoundProgram::linear(const RowsAt& x, const RowsAt& out, const WeightAt
         throw std::invalid_argument("products are float32 where a part of the matrix is not quantised");
     if (op.products == Products::kBF16 && !has_tiles_)
         throw std::invalid_argument("products in bfloat16 need matrix tiles: the set `amx`");
+    if (op.products == Products::kBF16 && op.x.form == RowForm::kF32 && scratch.size_bytes < bf16_bytes(x.num_rows, x.width))
+        throw std::invalid_argument("no room in scratch for " + std::to_string(x.num_rows) + " rows in bfloat16");
     if (op.x.form != RowForm::kF32 && static_cast<int>(op.x.form) != static_cast<int>(op.products))
         throw std::invalid_argument("rows are narrowed for other products");
     return op;

@@ -3,10 +3,10 @@
 //   float32 row    [width] f32
 //   quantised row  [width] i8 codes | pad to 64 bytes | [width / 32] f32 scales | [width / 32] f32 sums
 //                  | [width / 16] i16 sums of codes
-//   bfloat16 row  [width] bf16
+//   bfloat16      sixteen rows together: [width / 32 groups][16 rows][32] bf16. A group of them is a matrix tile
 //
-// The narrow forms take less than the float32 row's bytes, so a buffer that only such products read is written in that
-// form at once, by whoever makes it, in the very place that was planned for float32.
+// The narrow forms take less than the float32 rows' bytes (bfloat16: from eight rows on), so a buffer that only such
+// products read is written in that form at once, by whoever makes it, in the very place that was planned for float32.
 //
 // Quantised:
 // value = code * scale of its group of 32; sum = scale * (sum of the group's codes), rounded once: what a weight's
@@ -51,15 +51,17 @@ inline QuantisedRow quantised_row(std::byte* row, int32_t width) {
     return {reinterpret_cast<int8_t*>(row), scales, sums, reinterpret_cast<int16_t*>(sums + width / kGroup)};
 }
 
-// From one bfloat16 row to the next: not a multiple of 1,024 bytes, or sixteen rows would lie in a few sets of a cache.
-inline constexpr int64_t bf16_row_bytes(int32_t width) {
-    const int64_t bytes = align_up(2 * int64_t{width}, 64);
-    return bytes % 1024 == 0 ? bytes + 64 : bytes;
+// A matrix tile of sixteen bfloat16 rows by a group.
+inline constexpr int64_t kBF16TileBytes = 16 * kGroup * 2;
+
+// Bytes of bfloat16 rows.
+inline constexpr int64_t bf16_bytes(int64_t num_rows, int32_t width) {
+    return align_up(num_rows, 16) / 16 * (width / kGroup) * kBF16TileBytes;
 }
 
 struct Rows {
     std::byte* data = nullptr;
-    int64_t row_bytes = 0;  // from one row to the next
+    int64_t row_bytes = 0;  // from one row to the next; of no meaning for bfloat16
     int32_t width = 0;      // elements
     RowForm form = RowForm::kF32;
     bool per_sample = false;
@@ -67,7 +69,10 @@ struct Rows {
     float* f32(int64_t row) const { return reinterpret_cast<float*>(data + row * row_bytes); }
     int32_t* i32(int64_t row) const { return reinterpret_cast<int32_t*>(data + row * row_bytes); }
     QuantisedRow int8(int64_t row) const { return quantised_row(data + row * row_bytes, width); }
-    std::byte* bf16(int64_t row) const { return data + row * row_bytes; }
+    // A group of one row.
+    std::byte* bf16(int64_t row, int32_t group) const {
+        return data + (row / 16 * (width / kGroup) + group) * kBF16TileBytes + row % 16 * 64;
+    }
 };
 
 }  // namespace kvarto

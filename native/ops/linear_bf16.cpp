@@ -3,7 +3,6 @@
 #if defined(__AMX_BF16__)
 
 #include <algorithm>
-#include <cstring>
 
 #include "ops/round_bf16.h"
 
@@ -13,19 +12,20 @@ namespace {
 
 constexpr int32_t kItemsPerWorker = 8;  // enough for workers to end together
 
-// A row, group by group.
-void stage_row(const BF16Rows& rows, int32_t row, std::byte* out) {
-    for (int32_t group = 0; group < rows.num_groups(); ++group, out += kBF16TileBytes) {
-        if (rows.x.form == RowForm::kF32)
-            round_bf16(rows.x.f32(row) + kGroup * group, kGroup, out);
-        else
-            std::memcpy(out, rows.x.bf16(row) + 2 * kGroup * group, 2 * kGroup);
-    }
+BF16Rows rows_of(const LinearOp& op, const StepView& step) {
+    return {.x = op.x, .num_rows = op.x.per_sample ? step.num_samples : step.num_tokens, .out = op.out.f32(0),
+            .out_stride = op.out.row_bytes / int64_t{sizeof(float)}, .bias = op.bias};
 }
 
-BF16Rows rows_of(const LinearOp& op, const StepView& step) {
-    return {.x = op.x, .num_rows = op.x.per_sample ? step.num_samples : step.num_tokens, .staged = op.scratch,
-            .out = op.out.f32(0), .out_stride = op.out.row_bytes / int64_t{sizeof(float)}, .bias = op.bias};
+// Float32 rows, rounded to the op's scratch.
+Rows rounded(const LinearOp& op, int32_t num_rows, Worker& worker) {
+    Rows narrow = op.x;
+    narrow.data = op.scratch;
+    narrow.form = RowForm::kBF16;
+    for (int64_t row = worker.take(); row < num_rows; row = worker.take())
+        round_bf16(op.x.f32(row), op.x.width, narrow.bf16(row, 0));
+    worker.barrier();
+    return narrow;
 }
 
 void gated_panels(const LinearOp& op, const BF16Rows& rows, Worker& worker) {
@@ -38,14 +38,6 @@ void gated_panels(const LinearOp& op, const BF16Rows& rows, Worker& worker) {
 
 }  // namespace
 
-void stage_rows_bf16(const BF16Rows& rows, int32_t tile) {
-    std::byte* out = rows.staged + int64_t{tile} * rows.num_groups() * kBF16TileBytes;
-    const int32_t first = 16 * tile, count = std::min(rows.num_rows - first, 16);
-    for (int32_t i = 0; i < count; ++i) stage_row(rows, first + i, out + 64 * i);
-    for (int32_t group = 0; group < rows.num_groups(); ++group)
-        std::memset(out + group * kBF16TileBytes + 64 * count, 0, static_cast<size_t>(64 * (16 - count)));
-}
-
 void multiply_panels_bf16(const Part& part, const BF16Rows& rows, int32_t first, int32_t last) {
     if (rows.num_rows < kFewestTileRows)
         multiply_panels_bf16_by_rows(part, rows, first, last);
@@ -56,11 +48,7 @@ void multiply_panels_bf16(const Part& part, const BF16Rows& rows, int32_t first,
 void linear_bf16(const LinearOp& op, const StepView& step, Worker& worker) {
     BF16Rows rows = rows_of(op, step);
     if (rows.num_rows == 0) return;
-    if (rows.num_rows >= kFewestTileRows) {
-        for (int64_t tile = worker.take(); tile < rows.num_tiles(); tile = worker.take())
-            stage_rows_bf16(rows, static_cast<int32_t>(tile));
-        worker.barrier();
-    }
+    if (op.x.form == RowForm::kF32) rows.x = rounded(op, rows.num_rows, worker);
     if (op.gated.data != nullptr && rows.num_rows >= kFewestGatedRows) return gated_panels(op, rows, worker);
     int64_t item = worker.take();
     int64_t first_item = 0;  // of this part

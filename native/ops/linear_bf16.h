@@ -16,25 +16,17 @@
 
 namespace kvarto {
 
-// Sixteen staged rows: for each group of 32 columns, 16 × 32 bfloat16.
-inline constexpr int64_t kBF16TileBytes = 16 * kGroup * 2;
-
-// Bytes that `stage_rows_bf16` fills for up to `num_rows` rows; also LinearOp's scratch.
-inline constexpr int64_t linear_bf16_scratch_bytes(int64_t num_rows, int32_t width) {
-    return align_up(num_rows, 16) / 16 * (width / kGroup) * kBF16TileBytes;
-}
-
 // Rows that are multiplied together, and where their products go.
 struct BF16Rows {
-    Rows x;                          // float32 or bfloat16; width a multiple of 32
+    Rows x;                          // bfloat16; width a multiple of 32
     int32_t num_rows = 0;
-    std::byte* staged = nullptr;     // linear_bf16_scratch_bytes(num_rows, x.width), 64-byte aligned
     float* out = nullptr;            // product i of weight row w of the part: out[i * out_stride + w]
     int64_t out_stride = 0;
     const float* bias = nullptr;     // [num_rows of the part], or null
 
     int32_t num_tiles() const { return (num_rows + 15) / 16; }
     int32_t num_groups() const { return x.width / kGroup; }
+    const std::byte* tile(int32_t tile) const { return x.bf16(int64_t{16} * tile, 0); }
 };
 
 }  // namespace kvarto
@@ -43,21 +35,18 @@ struct BF16Rows {
 
 namespace kvarto::KVARTO_ISA {
 
-// Fewer rows are multiplied by vectors, and need not be staged.
+// Fewer rows are multiplied by vectors.
 inline constexpr int32_t kFewestTileRows = 3;
-
-// Rounds sixteen rows (tile 0, 1, …) to `rows.staged`; all must be there before products.
-void stage_rows_bf16(const BF16Rows& rows, int32_t tile);
 
 // Products of all rows with panels [first, last) of a part that has whole groups of 32 columns. No barrier, no
 // allocation; any thread may take any panels.
 void multiply_panels_bf16(const Part& part, const BF16Rows& rows, int32_t first, int32_t last);
 
-// Its two ways: one or two rows from where they lie, and staged ones.
+// Its two ways: for one or two rows, and for more.
 void multiply_panels_bf16_by_rows(const Part& part, const BF16Rows& rows, int32_t first, int32_t last);
 void multiply_panels_bf16_by_tiles(const Part& part, const BF16Rows& rows, int32_t first, int32_t last);
 
-// Activated gates by what is gated, for panels [first, last) of gates, straight to `op.gated`: many staged rows.
+// Activated gates by what is gated, for panels [first, last) of gates, straight to `op.gated`: many rows.
 void multiply_gated_bf16(const LinearOp& op, const BF16Rows& rows, int32_t first, int32_t last);
 
 // The whole op, entered by all workers.

@@ -29,14 +29,9 @@ private:
     unsigned before_;
 };
 
-// A group of one row, rounded to bfloat16, as float32.
+// A group of one row as float32.
 KVARTO_INLINE inline void load_group(const Rows& rows, int32_t row, int32_t group, float* out) {
-    alignas(64) std::byte rounded[2 * kGroup];
-    const std::byte* x = rows.bf16(row) + 2 * kGroup * group;
-    if (rows.form == RowForm::kF32) {
-        round_bf16(rows.f32(row) + kGroup * group, kGroup, rounded);
-        x = rounded;
-    }
+    const std::byte* x = rows.bf16(row, group);
     _mm512_store_ps(out, widen_bf16(x));
     _mm512_store_ps(out + 16, widen_bf16(x + 32));
 }

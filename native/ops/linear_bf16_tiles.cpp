@@ -23,7 +23,7 @@ namespace kvarto::KVARTO_ISA {
 
 namespace {
 
-constexpr int32_t kChunk = 24;   // groups unpacked together: 24 KiB per panel
+constexpr int32_t kChunk = 18;   // groups unpacked together: 18 KiB per panel
 constexpr int32_t kAhead = 1536;  // bytes of a panel that are asked for before their turn
 constexpr int64_t kTileBytes = kBF16TileBytes;
 constexpr int kRowTile = 4;  // tiles 0..3 are sums, 4 and 5 rows, 6 and 7 weights
@@ -81,73 +81,111 @@ template <int panels> std::array<PanelAt, panels> panels_from(const Part& part, 
 // One tile of sums: up to sixteen rows by a panel's lanes.
 struct Place {
     float* out;
-    int64_t stride;
+    int64_t row_bytes;
     int32_t num_rows;
     int32_t num_lanes;
     const float* bias;  // of lane 0, or null
 
     Place(const PanelAt& at, const BF16Rows& rows, int32_t tile)
         : out(rows.out + int64_t{16} * tile * rows.out_stride + at.first_column + at.panel * kLanes),
-          stride(rows.out_stride), num_rows(std::min(rows.num_rows - 16 * tile, 16)),
+          row_bytes(4 * rows.out_stride), num_rows(std::min(rows.num_rows - 16 * tile, 16)),
           num_lanes(std::min(at.part->num_rows - at.panel * kLanes, kLanes)),
           bias(rows.bias != nullptr ? rows.bias + at.first_column + at.panel * kLanes : nullptr) {}
 
     bool is_whole() const { return num_rows == 16 && num_lanes == kLanes; }
 };
 
-template <int tile> void load_sums(const Place& place) {
-    if (place.is_whole()) return load_tile<tile>(place.out, place.stride * 4);
+KVARTO_INLINE inline void prefetch_to_write(const std::byte* line) { asm volatile("prefetchw %0" ::"m"(*line)); }
+
+// What is not whole goes through memory beside it.
+template <int tile> [[gnu::noinline]] void load_some_sums(const Place& place) {
     alignas(64) float sums[16][16];
     for (int i = 0; i < place.num_rows; ++i)
-        std::copy_n(place.out + i * place.stride, place.num_lanes, sums[i]);
+        std::copy_n(place.out + i * place.row_bytes / 4, place.num_lanes, sums[i]);
     load_tile<tile>(sums, 64);
 }
 
-template <int tile> void store_sums(const Place& place, bool is_last) {
-    const bool has_bias = is_last && place.bias != nullptr;
-    if (place.is_whole() && !has_bias) return store_tile<tile>(place.out, place.stride * 4);
+template <int tile> [[gnu::noinline]] void store_some_sums(const Place& place, bool has_bias) {
     alignas(64) float sums[16][16];
     store_tile<tile>(sums, 64);
     const auto lanes = static_cast<__mmask16>((1U << place.num_lanes) - 1);
     const __m512 bias = has_bias ? _mm512_maskz_loadu_ps(lanes, place.bias) : _mm512_setzero_ps();
     for (int i = 0; i < place.num_rows; ++i) {
         const __m512 row = _mm512_load_ps(sums[i]);
-        _mm512_mask_storeu_ps(place.out + i * place.stride, lanes, has_bias ? _mm512_add_ps(row, bias) : row);
+        float* out = place.out + i * place.row_bytes / 4;
+        _mm512_mask_storeu_ps(out, lanes, has_bias ? _mm512_add_ps(row, bias) : row);
     }
 }
 
 // Sums of `tiles` tiles of rows by `panels` panels in tiles 0 .. tiles * panels - 1, panel by panel.
-template <int tiles, int panels> struct SumTiles {
+//
+// Where they go is known before they are made: to read just after tiles were stored what was written just before waits
+// until all those lines have left for the cache.
+template <int tiles, int panels> class SumTiles {
+public:
     const std::array<PanelAt, panels>& at;
     const BF16Rows& rows;
-    int32_t tile;
+    const int32_t tile;
 
-    template <class F> void each(F f) const {
-        unrolled<panels>([&]<int p>() KVARTO_INLINE {
-            unrolled<tiles>([&]<int t>() KVARTO_INLINE {
-                f.template operator()<p * tiles + t>(Place(at[p], rows, tile + t));
-            });
-        });
+    SumTiles(const std::array<PanelAt, panels>& at, const BF16Rows& rows, int32_t tile)
+        : at(at), rows(rows), tile(tile), groups_bytes_(rows.num_groups() * kTileBytes),
+          first_(rows.tile(tile)), row_bytes_(4 * rows.out_stride) {
+        for (int p = 0; p < panels; ++p) {
+            const Place last(at[p], rows, tile + tiles - 1);
+            out_[p] = Place(at[p], rows, tile).out;
+            are_whole_ = are_whole_ && last.is_whole();
+        }
+    }
+
+    // Asks for row i of each tile of sums, `ahead` tiles further down: to load or store a line that is not near costs as
+    // much as several products, and 64 of them wait for each other.
+    KVARTO_INLINE void prefetch(int32_t i, int ahead) const {
+        each([&]<int, int p, int t>() KVARTO_INLINE { prefetch_to_write(whole(p, t + ahead) + i * row_bytes_); });
     }
     void start(bool is_first) const {
-        each([&]<int sums>(const Place& place) KVARTO_INLINE {
-            is_first ? zero_tile<sums>() : load_sums<sums>(place);
-        });
+        if (is_first)
+            unrolled<tiles * panels>([&]<int sums>() KVARTO_INLINE { zero_tile<sums>(); });
+        else if (are_whole_)
+            each([&]<int sums, int p, int t>() KVARTO_INLINE { load_tile<sums>(whole(p, t), row_bytes_); });
+        else
+            each([&]<int sums, int p, int t>() KVARTO_INLINE { load_some_sums<sums>(Place(at[p], rows, tile + t)); });
     }
     void finish(bool is_last) const {
-        each([&]<int sums>(const Place& place) KVARTO_INLINE { store_sums<sums>(place, is_last); });
+        const bool has_bias = is_last && rows.bias != nullptr;
+        if (are_whole_ && !has_bias)
+            each([&]<int sums, int p, int t>() KVARTO_INLINE { store_tile<sums>(whole(p, t), row_bytes_); });
+        else
+            each([&]<int sums, int p, int t>() KVARTO_INLINE {
+                store_some_sums<sums>(Place(at[p], rows, tile + t), has_bias);
+            });
     }
-    void load_rows(int32_t group) const {
-        unrolled<tiles>([&]<int t>() KVARTO_INLINE {
-            const int64_t at = int64_t{tile + t} * rows.num_groups() + group;
-            load_passing_tile<kRowTile + t>(rows.staged + at * kTileBytes, 64);
-        });
+    KVARTO_INLINE void load_rows(int32_t group) const {
+        const std::byte* first = first_ + group * kTileBytes;
+        unrolled<tiles>([&]<int t>() KVARTO_INLINE { load_passing_tile<kRowTile + t>(first + t * groups_bytes_, 64); });
     }
-    template <int p> void multiply(const WeightTile& weights) const {
+    template <int p> KVARTO_INLINE static void multiply(const WeightTile& weights) {
         constexpr int b = kWeightTile + p % 2;
         load_tile<b>(weights.pairs, 64);
         unrolled<tiles>([&]<int t>() KVARTO_INLINE { multiply_tiles_bf16<p * tiles + t, kRowTile + t, b>(); });
     }
+
+    int32_t end_row() const { return 16 * (tile + tiles); }
+
+private:
+    template <class F> KVARTO_INLINE static void each(F f) {
+        unrolled<panels>([&]<int p>() KVARTO_INLINE {
+            unrolled<tiles>([&]<int t>() KVARTO_INLINE { f.template operator()<p * tiles + t, p, t>(); });
+        });
+    }
+    std::byte* whole(int p, int t) const {
+        return reinterpret_cast<std::byte*>(out_[p]) + t * 16 * row_bytes_;
+    }
+
+    const int64_t groups_bytes_;  // from one tile of rows to the next
+    const std::byte* const first_;
+    const int64_t row_bytes_;
+    float* out_[panels];
+    bool are_whole_ = true;
 };
 
 // All rows, at most 16 · tiles of them.
@@ -158,7 +196,9 @@ void multiply_few(const Part& part, const BF16Rows& rows, int32_t panel) {
     WeightTile weights[2][panels];  // one is written while the other may still be read
     auto groups = groups_of<format>(at, rows.x.width, std::make_integer_sequence<int, panels>{});
     sums.start(true);
-    for (int32_t group = 0; group < rows.num_groups(); ++group) {
+    const int32_t num_groups = rows.num_groups(), rows_of_tile = std::min(rows.num_rows, 16);
+    for (int32_t group = 0; group < num_groups; ++group) {
+        if (group < rows_of_tile) sums.prefetch(group, 0);
         sums.load_rows(group);
         unrolled<panels>([&]<int p>() KVARTO_INLINE {
             groups[p].unpack_next(weights[group % 2][p]);
@@ -168,23 +208,36 @@ void multiply_few(const Part& part, const BF16Rows& rows, int32_t panel) {
     sums.finish(true);
 }
 
-// `finish(sums)` takes the sums that are whole.
-template <int tiles, int panels, class Finish>
+// What becomes of sums that are whole: they go to `out`.
+struct ToOut {
+    static constexpr bool is_out = true;
+    template <class Sums> KVARTO_INLINE void prefetch(const Sums& sums, int32_t i) const { sums.prefetch(i, 0); }
+    template <class Sums> KVARTO_INLINE void operator()(const Sums& sums) const { sums.finish(true); }
+};
+
+template <int tiles, int panels, class Sink>
 void multiply_chunk(const SumTiles<tiles, panels>& sums, const WeightTile (&weights)[panels][kChunk], int32_t first,
-                    int32_t last, Finish finish) {
+                    int32_t last, const Sink& sink) {
+    const bool is_last = last == sums.rows.num_groups();
+    const bool has_next = 16 * (sums.tile + 2 * tiles) <= sums.rows.num_rows;
     sums.start(first == 0);
     for (int32_t group = first; group < last; ++group) {
+        if (const int32_t i = group - first; i < 16) {
+            if (first > 0 && has_next) sums.prefetch(i, tiles);  // to be loaded; what is stored has been
+            if (first == 0 && !is_last) sums.prefetch(i, 0);
+            if (is_last && (first == 0 || !sink.is_out)) sink.prefetch(sums, i);
+        }
         sums.load_rows(group);
         unrolled<panels>([&]<int p>() KVARTO_INLINE { sums.template multiply<p>(weights[p][group - first]); });
     }
-    if (last < sums.rows.num_groups())
-        sums.finish(false);
+    if (is_last)
+        sink(sums);
     else
-        finish(sums);
+        sums.finish(false);
 }
 
-template <Format format, int panels, class Finish>
-void multiply_many(const std::array<PanelAt, panels>& at, const BF16Rows& rows, Finish finish) {
+template <Format format, int panels, class Sink>
+void multiply_many(const std::array<PanelAt, panels>& at, const BF16Rows& rows, const Sink& sink) {
     WeightTile weights[panels][kChunk];
     auto groups = groups_of<format>(at, rows.x.width, std::make_integer_sequence<int, panels>{});
     for (int32_t first = 0; first < rows.num_groups(); first += kChunk) {
@@ -193,9 +246,9 @@ void multiply_many(const std::array<PanelAt, panels>& at, const BF16Rows& rows, 
             for (int32_t group = first; group < last; ++group) groups[p].unpack_next(weights[p][group - first]);
         int32_t tile = 0;
         for (; tile + 2 <= rows.num_tiles(); tile += 2)
-            multiply_chunk(SumTiles<2, panels>{at, rows, tile}, weights, first, last, finish);
+            multiply_chunk(SumTiles<2, panels>{at, rows, tile}, weights, first, last, sink);
         if (tile < rows.num_tiles())
-            multiply_chunk(SumTiles<1, panels>{at, rows, tile}, weights, first, last, finish);
+            multiply_chunk(SumTiles<1, panels>{at, rows, tile}, weights, first, last, sink);
     }
 }
 
@@ -210,8 +263,7 @@ template <Format format, int panels>
 int32_t multiply_by(const Part& part, const BF16Rows& rows, int32_t panel, int32_t last) {
     for (; panel + panels <= last; panel += panels) {
         if (rows.num_rows > 32)
-            multiply_many<format, panels>(panels_from<panels>(part, panel), rows,
-                                          [](const auto& sums) { sums.finish(true); });
+            multiply_many<format, panels>(panels_from<panels>(part, panel), rows, ToOut{});
         else if (rows.num_rows > 16)
             multiply_few<format, 2, panels>(part, rows, panel);
         else
@@ -228,18 +280,27 @@ template <Format format> void multiply(const Part& part, const BF16Rows& rows, i
     multiply_by<format, 1>(part, rows, panel, last);
 }
 
-// act(gate) · up of sixteen rows, from the tiles of a gate's panel and of the up panel beside it.
-template <int gate, int up>
-void write_gated(const LinearOp& op, const Place& place, int32_t first_row, int32_t first_column) {
-    alignas(64) float sums[2][16][16];
-    store_tile<gate>(sums[0], 64);
-    store_tile<up>(sums[1], 64);
-    for (int32_t i = 0; i < place.num_rows; ++i) {
-        const F32x16 product = activated(op.activation, F32x16::load(sums[0][i])) * F32x16::load(sums[1][i]);
-        const __m256bh rounded = _mm512_cvtneps_pbh(product.v);
-        std::memcpy(op.gated.bf16(first_row + i) + 2 * first_column, &rounded, sizeof rounded);
+// act(gate) · up, from the tiles of a gate's panel and of the up panel beside it.
+struct ToGated {
+    static constexpr bool is_out = false;
+    const LinearOp& op;
+    int32_t first_column;
+
+    template <class Sums> KVARTO_INLINE void prefetch(const Sums& sums, int32_t i) const {
+        for (int32_t row = 16 * sums.tile + i; row < std::min(sums.end_row(), sums.rows.num_rows); row += 16)
+            prefetch_to_write(op.gated.bf16(row, first_column / kGroup));
     }
-}
+    template <int tiles> void operator()(const SumTiles<tiles, 2>& sums) const {
+        alignas(64) float products[2][16 * tiles][16];
+        unrolled<2 * tiles>([&]<int t>() KVARTO_INLINE { store_tile<t>(products[t / tiles][t % tiles * 16], 64); });
+        const int32_t first = 16 * sums.tile, group = first_column / kGroup, count = std::min(sums.rows.num_rows - first, 16 * tiles);
+        for (int32_t i = 0; i < count; ++i) {
+            const F32x16 product = activated(op.activation, F32x16::load(products[0][i])) * F32x16::load(products[1][i]);
+            const __m256bh rounded = _mm512_cvtneps_pbh(product.v);
+            std::memcpy(op.gated.bf16(first + i, group) + 2 * (first_column % kGroup), &rounded, sizeof rounded);
+        }
+    }
+};
 
 }  // namespace
 
@@ -253,12 +314,7 @@ void multiply_gated_bf16(const LinearOp& op, const BF16Rows& rows, int32_t first
             const std::array<PanelAt, 2> at{PanelAt{&gate_part, panel},
                                             is_one ? PanelAt{&up_part, num_panels + panel}
                                                    : PanelAt{&up_part, panel, op.gated.width}};
-            multiply_many<format, 2>(at, rows, [&]<int tiles>(const SumTiles<tiles, 2>& sums) {
-                unrolled<tiles>([&]<int t>() KVARTO_INLINE {
-                    const int32_t tile = sums.tile + t;
-                    write_gated<t, tiles + t>(op, Place(at[0], rows, tile), 16 * tile, panel * kLanes);
-                });
-            });
+            multiply_many<format, 2>(at, rows, ToGated{op, panel * kLanes});
         }
     });
     release_tiles();

@@ -10,12 +10,15 @@
 
 namespace kvarto::KVARTO_ISA {
 
-// x[0 .. count - 1] to `out`; count is a multiple of 32.
+// A group of a row.
+inline void round_group(const float* x, std::byte* out) {
+    const __m512bh both = _mm512_cvtne2ps_pbh(_mm512_loadu_ps(x + 16), _mm512_loadu_ps(x));
+    _mm512_storeu_si512(out, reinterpret_cast<__m512i>(both));
+}
+
+// x[0 .. count - 1], whole groups of one row, to where the first of them lies among bfloat16 rows.
 inline void round_bf16(const float* x, int32_t count, std::byte* out) {
-    for (int32_t i = 0; i < count; i += 32) {
-        const __m512bh both = _mm512_cvtne2ps_pbh(_mm512_loadu_ps(x + i + 16), _mm512_loadu_ps(x + i));
-        _mm512_storeu_si512(out + 2 * i, reinterpret_cast<__m512i>(both));
-    }
+    for (int32_t i = 0; i < count; i += kGroup, out += kBF16TileBytes) round_group(x + i, out);
 }
 
 // Sixteen values.

@@ -12,7 +12,7 @@ inline constexpr int32_t kPiece = 512;  // elements on the stack at a time; a mu
 // Narrows x[0 .. count - 1] to columns [first, first + count) of a row that is not float32; whole groups.
 inline void narrow_piece(const Rows& rows, int64_t row, int32_t first, int32_t count, const float* x) {
 #if defined(__AVX512BF16__)
-    if (rows.form == RowForm::kBF16) return round_bf16(x, count, rows.bf16(row) + 2 * first);
+    if (rows.form == RowForm::kBF16) return round_bf16(x, count, rows.bf16(row, first / kGroup));
 #endif
     quantise_row(x, count, rows.int8(row).from(first));
 }

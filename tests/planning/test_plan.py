@@ -65,6 +65,12 @@ def outlives(op: Op, following: Op) -> bool:
     return isinstance(op, Logits) or (isinstance(op, Linear) and isinstance(following, GatedActivation))
 
 
+def lives_on(name: str, program: Program, index: int) -> bool:
+    """Whether the linear before reads a buffer while it writes what is made of its gates."""
+    before = program.ops[index - 1] if index > 0 else None
+    return isinstance(before, Linear) and isinstance(program.ops[index], GatedActivation) and before.x == name
+
+
 def check_activations(layout: Layout, program: Program, scratch_bytes: dict[int, int]) -> None:
     """At every op, what is live lies apart and inside the region."""
     lifespans = program.lifespans()
@@ -73,7 +79,7 @@ def check_activations(layout: Layout, program: Program, scratch_bytes: dict[int,
         spans = [
             (offset, offset + program.buffers[name].size_bytes(layout.limits))
             for name, offset in layout.buffer_offsets.items()
-            if lifespans[name][0] <= index < lifespans[name][1]
+            if lifespans[name][0] <= index < lifespans[name][1] or lives_on(name, program, index)
         ]
         spans += [
             (offset, offset + scratch_bytes[owner])

@@ -11,7 +11,7 @@ from kvarto.core.dtype import DType
 from kvarto.core.layout import Layout
 from kvarto.core.program import Program
 from kvarto.memory.arena import Arena
-from kvarto.ops.native.numerics import Numerics
+from kvarto.ops.native.numerics import PRODUCTS, Numerics
 from kvarto.ops.native.scratch import ScratchSizes, native_heads
 
 KV_TYPES = (DType.F32, DType.F16, DType.BF16, DType.I8)
@@ -65,12 +65,13 @@ class _Compiler:
     def _rows(self, name: str) -> _native.ops.Rows:
         buffer, limits = self._program.buffers[name], self._layout.limits
         per_sample = buffer.rows is Rows.SAMPLES
+        num_rows = limits.max_samples if per_sample else limits.max_tokens
         return _native.ops.Rows(
             offset=self._layout.buffer_offsets[name],
             row_bytes=buffer.row_bytes,
             width=buffer.width,
-            num_rows=limits.max_samples if per_sample else limits.max_tokens,
-            form=self._numerics.form(name),
+            num_rows=num_rows,
+            form=PRODUCTS.index(self._numerics.form(name, num_rows)),
             per_sample=per_sample,
         )
 
@@ -165,9 +166,21 @@ class _Compiler:
         )
 
     def _gated_activation(self, op: ops.GatedActivation) -> None:
-        num_readers = sum(op.x in other.reads for other in self._program.ops)
-        activation = _ACTIVATIONS.index(op.activation)
-        self._target.add_gated_activation(self._rows(op.x), self._rows(op.out), activation, may_fuse=num_readers == 1)
+        activation, may_fuse = _ACTIVATIONS.index(op.activation), self._may_write_gated(op)
+        self._target.add_gated_activation(self._rows(op.x), self._rows(op.out), activation, may_fuse=may_fuse)
+
+    def _may_write_gated(self, op: ops.GatedActivation) -> bool:
+        """Whether the linear before may write what the activation makes: nothing else reads the gates, and what is
+        written does not lie where the linear still reads."""
+        linear = self._program.ops[self._index - 1]
+        if not isinstance(linear, ops.Linear) or sum(op.x in other.reads for other in self._program.ops) != 1:
+            return False
+        out, x = self._place(op.out), self._place(linear.x)
+        return out.stop <= x.start or x.stop <= out.start
+
+    def _place(self, name: str) -> range:
+        start = self._layout.buffer_offsets[name]
+        return range(start, start + self._program.buffers[name].size_bytes(self._layout.limits))
 
     def _activate(self, op: ops.Activate) -> None:
         self._target.add_activate(self._rows(op.x), self._rows(op.out), _ACTIVATIONS.index(op.activation))

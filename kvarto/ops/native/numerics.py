@@ -21,6 +21,7 @@ TILES_ISA = "amx"
 """The instruction set that has matrix tiles."""
 GROUP = 32
 """Elements of a row that share a scale."""
+FEWEST_BF16_ROWS = 8
 PRODUCTS = ("f32", "int8", "bf16")
 """In the order of `enum class Products` and `enum class RowForm` in native/core."""
 
@@ -51,9 +52,11 @@ class Numerics:
         """Of the op that writes `out`: its place in the native enumeration."""
         return PRODUCTS.index(self.products_of.get(out, "f32"))
 
-    def form(self, buffer: str) -> int:
-        """Of a buffer's rows: its place in the native enumeration."""
-        return PRODUCTS.index(self.forms.get(buffer, "f32"))
+    def form(self, buffer: str, num_rows: int) -> str:
+        """Of a buffer's rows, of `PRODUCTS`. Bfloat16 rows lie by sixteens, and few of them would not fit in the place
+        of float32 ones."""
+        form = self.forms.get(buffer, "f32")
+        return "f32" if form == "bf16" and num_rows < FEWEST_BF16_ROWS else form
 
 
 def decide_numerics(program: Program, activations: str, isa: str) -> Numerics:

@@ -45,16 +45,17 @@ class ScratchSizes:
         return 0
 
     def product_bytes(self, op: Linear | Logits) -> int:
-        """Of a narrow product: its rows in tiles, and for int8 quantised ones where x is float32."""
+        """Of a narrow product: where x is float32 its narrowed rows, and for int8 rows in tiles."""
         kind = self.numerics.products_of.get(op.out)
         if kind is None:
             return 0
         x = self.program.buffers[op.x]
         num_rows = self.limits.max_tokens if x.rows is Rows.TOKENS else self.limits.max_samples
+        is_float = self.numerics.form(op.x, num_rows) == "f32"
         if kind == "bf16":
-            size_bytes = _native.ops.linear_bf16_scratch_bytes(num_rows, x.width)
+            size_bytes = _native.ops.bf16_bytes(num_rows, x.width) if is_float else 0
         else:
-            size_bytes = _native.ops.linear_int8_scratch_bytes(num_rows, x.width, op.x not in self.numerics.forms)
+            size_bytes = _native.ops.linear_int8_scratch_bytes(num_rows, x.width, is_float)
         return align_up(size_bytes, ALIGNMENT)
 
     @property

@@ -85,7 +85,7 @@ class Linear:
             for band in case.bands
         ]
         scratch = (
-            ops.linear_bf16_scratch_bytes(MAX_ROWS, case.width) if self._is_bf16
+            ops.bf16_bytes(MAX_ROWS, case.width) if self._is_bf16
             else ops.linear_int8_scratch_bytes(MAX_ROWS, case.width, not self._is_narrow)
         )  # fmt: skip
         sizes = [4 * MAX_ROWS * case.width, 4 * MAX_ROWS * case.width,

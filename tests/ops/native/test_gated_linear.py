@@ -27,7 +27,7 @@ class GatedLinear:
     ) -> None:  # fmt: skip
         ops, rng = _native.ops, np.random.default_rng(width)
         sizes = [_native.weights.part_bytes(format.code, 0, num_rows, width) for format, num_rows in parts]
-        scratch = ops.linear_bf16_scratch_bytes(MAX_ROWS, width)
+        scratch = ops.bf16_bytes(MAX_ROWS, width)
         wanted = [4 * MAX_ROWS * width, 8 * MAX_ROWS * FFN, 4 * MAX_ROWS * FFN, scratch, *sizes]
         starts = [int(start) for start in np.cumsum([0, *(-(-size // 64) * 64 for size in wanted)])]
         self._arena = nan_bytes(starts[-1])
@@ -58,8 +58,8 @@ class GatedLinear:
         self._program.run(
             step, np.zeros((1, step.num_seqs, 1), np.int32), np.zeros((1, step.num_tokens), np.int64), result
         )
-        stride = _native.ops.bf16_row_bytes(FFN) // 2
-        return np.stack([self._out[i * stride : i * stride + FFN] for i in range(n)])
+        tiles = self._out[: -(-n // 16) * 16 * FFN].reshape(-1, FFN // 32, 16, 32)
+        return tiles.transpose(0, 2, 1, 3).reshape(-1, FFN)[:n]
 
 
 @pytest.mark.parametrize("activation", range(3))

@@ -62,19 +62,23 @@ def test_one_rows_nan_stays_in_its_row() -> None:
 def test_narrow_rows_are_refused_for_other_products_and_bfloat16_for_logits() -> None:
     ops, width = _native.ops, 64
     arena = np.zeros(1 << 16, np.uint8)
-    bounds = ops.StepBounds(4, 4, 4, 16, 16, 1, 1, 16)
+    bounds = ops.StepBounds(8, 8, 8, 16, 16, 1, 1, 16)
     program = ops.Program("amx", 1, arena.ctypes.data, arena.nbytes, bounds)
     weight = ops.Weight(16, width, [ops.Part(WeightFormat.Q4_1.code, 0, 16, 0)])
-    out, scratch = ops.Rows(4096, 64, 16, 4), ops.Bytes(8192, 8192)
+    out, scratch = ops.Rows(4096, 64, 16, 8), ops.Bytes(8192, 8192)
     for form in range(3):
-        x = ops.Rows(20480, 4 * width, width, 4, form)
+        x = ops.Rows(20480, 4 * width, width, 8, form)
         for products in range(3):
             if form in (0, products):
                 program.add_linear(x, out, weight, None, products, scratch)
                 continue
             with pytest.raises(ValueError, match="narrowed for other products"):
                 program.add_linear(x, out, weight, None, products, scratch)
-    x, summaries = ops.Rows(20480, 4 * width, width, 4, 0, True), ops.Rows(30720, 64, 0, 4, 0, True)
+    with pytest.raises(ValueError, match="7 rows of 64 elements cannot be narrowed in place"):
+        program.add_linear(ops.Rows(20480, 4 * width, width, 7, 2), out, weight, None, 2, scratch)
+    with pytest.raises(ValueError, match="no room in scratch for 8 rows"):
+        program.add_linear(ops.Rows(20480, 4 * width, width, 8), out, weight, None, 2, ops.Bytes(8192, 2047))
+    x, summaries = ops.Rows(20480, 4 * width, width, 8, 0, True), ops.Rows(30720, 64, 0, 8, 0, True)
     with pytest.raises(ValueError, match="logits multiply in float32 or int8"):
         program.add_logits(x, out, weight, None, 1.0, 0.0, 2, scratch, summaries)
 
