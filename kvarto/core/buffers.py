@@ -9,6 +9,8 @@ from itertools import accumulate
 from kvarto.core.dtype import DType
 from kvarto.core.weight_format import WeightFormat, packed_bytes
 
+CACHE_LINE_BYTES = 64
+
 
 class Rows(Enum):
     """What a buffer has one row for."""
@@ -30,7 +32,10 @@ class StepLimits:
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """An activation: `[rows, width]`, row-major."""
+    """An activation: `[rows, width]`, row-major.
+
+    Backends may leave a gap behind each row; there is room for `stride_bytes` per row.
+    """
 
     name: str
     width: int
@@ -42,9 +47,15 @@ class Buffer:
         """Bytes of one row."""
         return self.width * self.dtype.itemsize
 
+    @property
+    def stride_bytes(self) -> int:
+        """From one row to the next. Rows of whole KiB get a cache line more: sixteen of them, which kernels write
+        together, would else lie in four sets of a cache or less."""
+        return self.row_bytes + CACHE_LINE_BYTES * (self.row_bytes % 1024 == 0)
+
     def size_bytes(self, limits: StepLimits) -> int:
         """Bytes at the largest step that `limits` allows."""
-        return self.row_bytes * (limits.max_tokens if self.rows is Rows.TOKENS else limits.max_samples)
+        return self.stride_bytes * (limits.max_tokens if self.rows is Rows.TOKENS else limits.max_samples)
 
 
 class Transform(Enum):

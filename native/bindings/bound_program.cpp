@@ -162,8 +162,6 @@ void BoundProgram::add_experts(RowsAt x, RowsAt ids, RowsAt shares, RowsAt out, 
 
 void BoundProgram::add_logits(RowsAt x, RowsAt out, const WeightAt& weight, std::optional<int64_t> bias, float scale,
                               float softcap, int32_t products, BytesAt scratch, RowsAt summaries) {
-    if (member(products, Products::kBF16) == Products::kBF16)
-        throw std::invalid_argument("logits multiply in float32 or int8, and bfloat16 was asked for");
     executor_.add(LogitsOp{linear(x, out, weight, bias, products, scratch), scale, softcap, rows(summaries)});
 }
 

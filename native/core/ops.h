@@ -92,7 +92,7 @@ struct AttentionOp {
     int64_t scratch_bytes = 0;
 };
 
-inline constexpr int32_t kFewestGatedRows = 33;
+inline constexpr int32_t kFewestGatedRows = 3;
 
 struct GatedActivationOp {
     Rows x, out;

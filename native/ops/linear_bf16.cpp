@@ -11,11 +11,8 @@ namespace kvarto::KVARTO_ISA {
 namespace {
 
 constexpr int32_t kItemsPerWorker = 8;  // enough for workers to end together
-
-BF16Rows rows_of(const LinearOp& op, const StepView& step) {
-    return {.x = op.x, .num_rows = op.x.per_sample ? step.num_samples : step.num_tokens, .out = op.out.f32(0),
-            .out_stride = op.out.row_bytes / int64_t{sizeof(float)}, .bias = op.bias};
-}
+constexpr int32_t kManyRows = 33;
+static_assert(kFewestGatedRows == kFewestTileRows, "gates are activated as they leave tiles");
 
 // Float32 rows, rounded to the op's scratch.
 Rows rounded(const LinearOp& op, int32_t num_rows, Worker& worker) {
@@ -28,6 +25,19 @@ Rows rounded(const LinearOp& op, int32_t num_rows, Worker& worker) {
     return narrow;
 }
 
+// Panels of an item, so that workers end together. Many rows are worth fewer, larger items: those of all its panels are
+// read while they are near.
+int32_t panels_per_item(const Part& part, int32_t num_rows, int32_t num_workers) {
+    const int32_t num_panels = part.num_panels();
+    if (num_rows < kManyRows)
+        return static_cast<int32_t>(align_up(std::max(1, num_panels / (kItemsPerWorker * num_workers)), 4));
+    int32_t best = 4;
+    const auto turns = [&](int32_t share) { return share * ((num_panels + share * num_workers - 1) / (share * num_workers)); };
+    for (const int32_t share : {6, 8})
+        if (turns(share) <= turns(best)) best = share;
+    return best;
+}
+
 void gated_panels(const LinearOp& op, const BF16Rows& rows, Worker& worker) {
     const int32_t num_panels = op.gated.width / kLanes;
     const int32_t share = std::max(2, num_panels / (kItemsPerWorker * worker.num_workers()));
@@ -38,6 +48,12 @@ void gated_panels(const LinearOp& op, const BF16Rows& rows, Worker& worker) {
 
 }  // namespace
 
+BF16Rows prepared_rows_bf16(const LinearOp& op, const StepView& step, Worker& worker) {
+    const int32_t num_rows = op.x.per_sample ? step.num_samples : step.num_tokens;
+    return {.x = op.x.form == RowForm::kF32 ? rounded(op, num_rows, worker) : op.x, .num_rows = num_rows,
+            .out = op.out.f32(0), .out_stride = op.out.row_bytes / int64_t{sizeof(float)}, .bias = op.bias};
+}
+
 void multiply_panels_bf16(const Part& part, const BF16Rows& rows, int32_t first, int32_t last) {
     if (rows.num_rows < kFewestTileRows)
         multiply_panels_bf16_by_rows(part, rows, first, last);
@@ -46,15 +62,13 @@ void multiply_panels_bf16(const Part& part, const BF16Rows& rows, int32_t first,
 }
 
 void linear_bf16(const LinearOp& op, const StepView& step, Worker& worker) {
-    BF16Rows rows = rows_of(op, step);
+    BF16Rows rows = prepared_rows_bf16(op, step, worker);
     if (rows.num_rows == 0) return;
-    if (op.x.form == RowForm::kF32) rows.x = rounded(op, rows.num_rows, worker);
     if (op.gated.data != nullptr && rows.num_rows >= kFewestGatedRows) return gated_panels(op, rows, worker);
     int64_t item = worker.take();
     int64_t first_item = 0;  // of this part
     for (const Part& part : op.weight.parts) {
-        const int32_t share = part.num_panels() / (kItemsPerWorker * worker.num_workers());
-        const auto panels = static_cast<int32_t>(align_up(std::max(1, share), 4));
+        const int32_t panels = panels_per_item(part, rows.num_rows, worker.num_workers());
         const int64_t num_items = (part.num_panels() + panels - 1) / panels;
         for (; item < first_item + num_items; item = worker.take()) {
             const auto first = static_cast<int32_t>((item - first_item) * panels);

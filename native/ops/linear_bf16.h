@@ -49,6 +49,9 @@ void multiply_panels_bf16_by_tiles(const Part& part, const BF16Rows& rows, int32
 // Activated gates by what is gated, for panels [first, last) of gates, straight to `op.gated`: many rows.
 void multiply_gated_bf16(const LinearOp& op, const BF16Rows& rows, int32_t first, int32_t last);
 
+// The rows of an op, rounded where x is float32; entered by all workers.
+BF16Rows prepared_rows_bf16(const LinearOp& op, const StepView& step, Worker& worker);
+
 // The whole op, entered by all workers.
 void linear_bf16(const LinearOp& op, const StepView& step, Worker& worker);
 

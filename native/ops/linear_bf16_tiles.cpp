@@ -24,39 +24,14 @@ namespace kvarto::KVARTO_ISA {
 namespace {
 
 constexpr int32_t kChunk = 18;   // groups unpacked together: 18 KiB per panel
-constexpr int32_t kAhead = 1536;  // bytes of a panel that are asked for before their turn
+constexpr int32_t kAhead = 4096;  // bytes of a panel that are asked for before their turn
 constexpr int64_t kTileBytes = kBF16TileBytes;
 constexpr int kRowTile = 4;  // tiles 0..3 are sums, 4 and 5 rows, 6 and 7 weights
 constexpr int kWeightTile = 6;
+constexpr int32_t kFewRows = 32;  // for which weights are unpacked just before their use
 
 struct alignas(64) WeightTile {
     std::byte pairs[kTileBytes];
-};
-
-// Groups of one panel, from the first on.
-template <Format format> class Groups {
-public:
-    Groups(const Part& part, int32_t panel, int32_t width)
-        : group_size_(part.group_size), in_block_(Block<format>::groups(part.group_size)),
-          share_(block_bytes(format, part.group_size) / in_block_),
-          next_(part.data + panel * panel_bytes(format, part.group_size, width)), block_(next_, part.group_size) {}
-
-    KVARTO_INLINE void unpack_next(WeightTile& out) {
-        if (group_ == in_block_) {
-            group_ = 0;
-            next_ += block_bytes(format, group_size_);
-            block_ = Block<format>(next_, group_size_);
-        }
-        const std::byte* ahead = next_ + group_ * share_ + kAhead;
-        for (int64_t i = 0; i < share_; i += 64) _mm_prefetch(reinterpret_cast<const char*>(ahead + i), _MM_HINT_T0);
-        unpack_pairs(block_, group_++, out.pairs);
-    }
-
-private:
-    int32_t group_size_, in_block_, group_ = 0;
-    int64_t share_;  // bytes of a group, about
-    const std::byte* next_;
-    Block<format> block_;
 };
 
 // A panel, and where in `out` the products with its part begin.
@@ -66,15 +41,43 @@ struct PanelAt {
     int64_t first_column = 0;
 };
 
+// Groups of one panel, one after the other.
+template <Format format> class Groups {
+public:
+    Groups(const PanelAt& at, int32_t width, int32_t first)
+        : group_size_(at.part->group_size), in_block_(Block<format>::groups(group_size_)), group_(first % in_block_),
+          share_(block_bytes(format, group_size_) / in_block_),
+          next_(at.part->data + at.panel * panel_bytes(format, group_size_, width) +
+                first / in_block_ * block_bytes(format, group_size_)),
+          block_(next_, group_size_) {}
+
+    KVARTO_INLINE void unpack_next(WeightTile& out) {
+        if (group_ == in_block_) {
+            group_ = 0;
+            next_ += block_bytes(format, group_size_);
+            block_ = Block<format>(next_, group_size_);
+        }
+        const std::byte* ahead = next_ + group_ * share_ + kAhead;
+        for (int64_t i = 0; i < share_; i += 64) _mm_prefetch(reinterpret_cast<const char*>(ahead + i), _MM_HINT_T1);
+        unpack_pairs(block_, group_++, out.pairs);
+    }
+
+private:
+    int32_t group_size_, in_block_, group_;
+    int64_t share_;  // bytes of a group, about
+    const std::byte* next_;
+    Block<format> block_;
+};
+
 template <Format format, size_t panels, int... p>
-std::array<Groups<format>, panels> groups_of(const std::array<PanelAt, panels>& at, int32_t width,
+std::array<Groups<format>, panels> groups_of(const std::array<PanelAt, panels>& at, int32_t width, int32_t first,
                                              std::integer_sequence<int, p...>) {
-    return {Groups<format>(*at[p].part, at[p].panel, width)...};
+    return {Groups<format>(at[p], width, first)...};
 }
 
-template <int panels> std::array<PanelAt, panels> panels_from(const Part& part, int32_t panel) {
+template <size_t panels> std::array<PanelAt, panels> panels_from(const Part& part, int32_t panel) {
     std::array<PanelAt, panels> at;
-    for (int p = 0; p < panels; ++p) at[p] = {&part, panel + p};
+    for (size_t p = 0; p < panels; ++p) at[p] = {&part, panel + static_cast<int32_t>(p)};
     return at;
 }
 
@@ -121,7 +124,7 @@ template <int tile> [[gnu::noinline]] void store_some_sums(const Place& place, b
 //
 // Where they go is known before they are made: to read just after tiles were stored what was written just before waits
 // until all those lines have left for the cache.
-template <int tiles, int panels> class SumTiles {
+template <int tiles, size_t panels> class SumTiles {
 public:
     const std::array<PanelAt, panels>& at;
     const BF16Rows& rows;
@@ -130,7 +133,7 @@ public:
     SumTiles(const std::array<PanelAt, panels>& at, const BF16Rows& rows, int32_t tile)
         : at(at), rows(rows), tile(tile), groups_bytes_(rows.num_groups() * kTileBytes),
           first_(rows.tile(tile)), row_bytes_(4 * rows.out_stride) {
-        for (int p = 0; p < panels; ++p) {
+        for (size_t p = 0; p < panels; ++p) {
             const Place last(at[p], rows, tile + tiles - 1);
             out_[p] = Place(at[p], rows, tile).out;
             are_whole_ = are_whole_ && last.is_whole();
@@ -169,7 +172,8 @@ public:
         unrolled<tiles>([&]<int t>() KVARTO_INLINE { multiply_tiles_bf16<p * tiles + t, kRowTile + t, b>(); });
     }
 
-    int32_t end_row() const { return 16 * (tile + tiles); }
+    // Of the first tile: no other has more.
+    int32_t num_rows() const { return std::min(rows.num_rows - 16 * tile, 16); }
 
 private:
     template <class F> KVARTO_INLINE static void each(F f) {
@@ -188,68 +192,122 @@ private:
     bool are_whole_ = true;
 };
 
+// What becomes of sums that are whole: they go to `out`. A sink is told of every group of columns before it is
+// multiplied, so that it can ask for lines in time.
+struct ToOut {
+    static constexpr bool kIsOut = true;
+    template <class Sums> KVARTO_INLINE void at_group(const Sums& sums, int32_t i) const {
+        if (i < sums.num_rows()) sums.prefetch(i, 0);
+    }
+    template <class Sums> KVARTO_INLINE void take(const Sums& sums) const { sums.finish(true); }
+};
+
+// act(gate) · up, from the tiles of a gate's panel and of the up panel beside it, to `op.gated`. Sums are set aside, and
+// activated while the next ones are multiplied: vectors have little to do then.
+class ToGated {
+public:
+    static constexpr bool kIsOut = false;
+    ToGated(const LinearOp& op, int32_t first_column) : op_(op), first_column_(first_column) {}
+
+    template <class Sums> KVARTO_INLINE void at_group(const Sums&, int32_t) {
+        if (next_ < end_) activate(next_++);
+        if (next_ < end_) activate(next_++);
+    }
+    template <int tiles> void take(const SumTiles<tiles, 2>& sums) {
+        flush();
+        unrolled<2 * tiles>([&]<int t>() KVARTO_INLINE { store_tile<t>(sums_[t / tiles][t % tiles * 16], 64); });
+        first_row_ = 16 * sums.tile;
+        next_ = 0;
+        end_ = std::min(sums.rows.num_rows - first_row_, 16 * tiles);
+        for (int32_t i = 0; i < end_; ++i) prefetch_to_write(place(i));
+    }
+    void flush() {
+        while (next_ < end_) activate(next_++);
+    }
+
+private:
+    std::byte* place(int32_t i) const {
+        return op_.gated.bf16(first_row_ + i, first_column_ / kGroup) + 2 * (first_column_ % kGroup);
+    }
+    void activate(int32_t i) const {
+        const F32x16 product = activated(op_.activation, F32x16::load(sums_[0][i])) * F32x16::load(sums_[1][i]);
+        const __m256bh rounded = _mm512_cvtneps_pbh(product.v);
+        std::memcpy(place(i), &rounded, sizeof rounded);
+    }
+
+    const LinearOp& op_;
+    const int32_t first_column_;
+    alignas(64) float sums_[2][32][16];
+    int32_t first_row_ = 0, next_ = 0, end_ = 0;
+};
+
 // All rows, at most 16 · tiles of them.
-template <Format format, int tiles, int panels>
-void multiply_few(const Part& part, const BF16Rows& rows, int32_t panel) {
-    const auto at = panels_from<panels>(part, panel);
+template <Format format, int tiles, size_t panels, class Sink>
+void multiply_at_once(const std::array<PanelAt, panels>& at, const BF16Rows& rows, Sink& sink) {
     const SumTiles<tiles, panels> sums{at, rows, 0};
-    WeightTile weights[2][panels];  // one is written while the other may still be read
-    auto groups = groups_of<format>(at, rows.x.width, std::make_integer_sequence<int, panels>{});
+    WeightTile weights[2][panels];
+    auto groups = groups_of<format>(at, rows.x.width, 0, std::make_integer_sequence<int, panels>{});
+    const int32_t num_groups = rows.num_groups();
     sums.start(true);
-    const int32_t num_groups = rows.num_groups(), rows_of_tile = std::min(rows.num_rows, 16);
+    for (auto i = size_t{0}; i < panels; ++i) groups[i].unpack_next(weights[0][i]);
     for (int32_t group = 0; group < num_groups; ++group) {
-        if (group < rows_of_tile) sums.prefetch(group, 0);
+        sink.at_group(sums, group);
         sums.load_rows(group);
         unrolled<panels>([&]<int p>() KVARTO_INLINE {
-            groups[p].unpack_next(weights[group % 2][p]);
+            // A tile is not loaded from stores that are still under way, so it is one that was unpacked a turn ago.
+            if (group + 1 < num_groups) groups[p].unpack_next(weights[(group + 1) % 2][p]);
             sums.template multiply<p>(weights[group % 2][p]);
         });
     }
-    sums.finish(true);
+    sink.take(sums);
 }
 
-// What becomes of sums that are whole: they go to `out`.
-struct ToOut {
-    static constexpr bool is_out = true;
-    template <class Sums> KVARTO_INLINE void prefetch(const Sums& sums, int32_t i) const { sums.prefetch(i, 0); }
-    template <class Sums> KVARTO_INLINE void operator()(const Sums& sums) const { sums.finish(true); }
-};
+template <Format format, size_t panels, class Sink>
+void multiply_few(const std::array<PanelAt, panels>& at, const BF16Rows& rows, Sink& sink) {
+    rows.num_rows > 16 ? multiply_at_once<format, 2>(at, rows, sink) : multiply_at_once<format, 1>(at, rows, sink);
+}
 
-template <int tiles, int panels, class Sink>
+template <int tiles, size_t panels, class Sink>
 void multiply_chunk(const SumTiles<tiles, panels>& sums, const WeightTile (&weights)[panels][kChunk], int32_t first,
-                    int32_t last, const Sink& sink) {
+                    int32_t last, Sink& sink) {
     const bool is_last = last == sums.rows.num_groups();
     const bool has_next = 16 * (sums.tile + 2 * tiles) <= sums.rows.num_rows;
+    const bool stores_first = first == 0 && !(is_last && !Sink::kIsOut);  // lines that were not loaded before
     sums.start(first == 0);
     for (int32_t group = first; group < last; ++group) {
-        if (const int32_t i = group - first; i < 16) {
-            if (first > 0 && has_next) sums.prefetch(i, tiles);  // to be loaded; what is stored has been
-            if (first == 0 && !is_last) sums.prefetch(i, 0);
-            if (is_last && (first == 0 || !sink.is_out)) sink.prefetch(sums, i);
-        }
+        const int32_t i = group - first;
+        if (i < 16 && stores_first) sums.prefetch(i, 0);
+        if (i < 16 && first > 0 && has_next) sums.prefetch(i, tiles);
+        if constexpr (!Sink::kIsOut) sink.at_group(sums, i);
         sums.load_rows(group);
-        unrolled<panels>([&]<int p>() KVARTO_INLINE { sums.template multiply<p>(weights[p][group - first]); });
+        unrolled<panels>([&]<int p>() KVARTO_INLINE { sums.template multiply<p>(weights[p][i]); });
     }
     if (is_last)
-        sink(sums);
+        sink.take(sums);
     else
         sums.finish(false);
 }
 
-template <Format format, int panels, class Sink>
-void multiply_many(const std::array<PanelAt, panels>& at, const BF16Rows& rows, const Sink& sink) {
+// Columns of groups [first, last), at most a chunk, of more than 32 rows. Those of rows, of all of them, should be found
+// in the second-level cache by the panels that come next: so it goes chunk by chunk, and not panel by panel.
+template <Format format, size_t panels, class Sink>
+void multiply_columns(const std::array<PanelAt, panels>& at, const BF16Rows& rows, int32_t first, int32_t last,
+                      Sink& sink) {
     WeightTile weights[panels][kChunk];
-    auto groups = groups_of<format>(at, rows.x.width, std::make_integer_sequence<int, panels>{});
-    for (int32_t first = 0; first < rows.num_groups(); first += kChunk) {
-        const int32_t last = std::min(first + kChunk, rows.num_groups());
-        for (int p = 0; p < panels; ++p)
-            for (int32_t group = first; group < last; ++group) groups[p].unpack_next(weights[p][group - first]);
-        int32_t tile = 0;
-        for (; tile + 2 <= rows.num_tiles(); tile += 2)
-            multiply_chunk(SumTiles<2, panels>{at, rows, tile}, weights, first, last, sink);
-        if (tile < rows.num_tiles())
-            multiply_chunk(SumTiles<1, panels>{at, rows, tile}, weights, first, last, sink);
-    }
+    auto groups = groups_of<format>(at, rows.x.width, first, std::make_integer_sequence<int, panels>{});
+    for (size_t p = 0; p < panels; ++p)
+        for (int32_t group = first; group < last; ++group) groups[p].unpack_next(weights[p][group - first]);
+    int32_t tile = 0;
+    for (; tile + 2 <= rows.num_tiles(); tile += 2)
+        multiply_chunk(SumTiles<2, panels>{at, rows, tile}, weights, first, last, sink);
+    if (tile < rows.num_tiles())
+        multiply_chunk(SumTiles<1, panels>{at, rows, tile}, weights, first, last, sink);
+}
+
+// Calls f(first, last) for chunks of groups.
+template <class F> void each_chunk(const BF16Rows& rows, F f) {
+    for (int32_t first = 0; first < rows.num_groups(); first += kChunk)
+        f(first, std::min(first + kChunk, rows.num_groups()));
 }
 
 void configure(int32_t num_rows) {
@@ -259,70 +317,65 @@ void configure(int32_t num_rows) {
     configure_tiles(config);
 }
 
-template <Format format, int panels>
-int32_t multiply_by(const Part& part, const BF16Rows& rows, int32_t panel, int32_t last) {
-    for (; panel + panels <= last; panel += panels) {
-        if (rows.num_rows > 32)
-            multiply_many<format, panels>(panels_from<panels>(part, panel), rows, ToOut{});
-        else if (rows.num_rows > 16)
-            multiply_few<format, 2, panels>(part, rows, panel);
-        else
-            multiply_few<format, 1, panels>(part, rows, panel);
-    }
-    return panel;
-}
-
-template <Format format> void multiply(const Part& part, const BF16Rows& rows, int32_t first, int32_t last) {
+template <Format format> void multiply_few(const Part& part, const BF16Rows& rows, int32_t first, int32_t last) {
+    ToOut out;
     int32_t panel = first;
     if (rows.num_rows <= 16)
-        for (; panel + 4 <= last; panel += 4) multiply_few<format, 1, 4>(part, rows, panel);
-    panel = multiply_by<format, 2>(part, rows, panel, last);
-    multiply_by<format, 1>(part, rows, panel, last);
+        for (; panel + 4 <= last; panel += 4) multiply_at_once<format, 1>(panels_from<4>(part, panel), rows, out);
+    for (; panel + 2 <= last; panel += 2) multiply_few<format>(panels_from<2>(part, panel), rows, out);
+    if (panel < last) multiply_few<format>(panels_from<1>(part, panel), rows, out);
 }
 
-// act(gate) · up, from the tiles of a gate's panel and of the up panel beside it.
-struct ToGated {
-    static constexpr bool is_out = false;
-    const LinearOp& op;
-    int32_t first_column;
+template <Format format> void multiply_many(const Part& part, const BF16Rows& rows, int32_t first, int32_t last) {
+    ToOut out;
+    each_chunk(rows, [&](int32_t first_group, int32_t last_group) {
+        int32_t panel = first;
+        for (; panel + 2 <= last; panel += 2)
+            multiply_columns<format, 2>(panels_from<2>(part, panel), rows, first_group, last_group, out);
+        if (panel < last)
+            multiply_columns<format, 1>(panels_from<1>(part, panel), rows, first_group, last_group, out);
+    });
+}
 
-    template <class Sums> KVARTO_INLINE void prefetch(const Sums& sums, int32_t i) const {
-        for (int32_t row = 16 * sums.tile + i; row < std::min(sums.end_row(), sums.rows.num_rows); row += 16)
-            prefetch_to_write(op.gated.bf16(row, first_column / kGroup));
+// A panel of gates, and the one of what they gate.
+std::array<PanelAt, 2> gate_and_up(const LinearOp& op, int32_t panel) {
+    const Part &gate = op.weight.parts.front(), &up = op.weight.parts.back();
+    if (op.weight.parts.size() == 1) return {PanelAt{&gate, panel}, PanelAt{&up, op.gated.width / kLanes + panel}};
+    return {PanelAt{&gate, panel}, PanelAt{&up, panel, op.gated.width}};
+}
+
+// Calls f(panels, gated) for panels [first, last) of gates.
+template <class F> void each_gate(const LinearOp& op, int32_t first, int32_t last, F f) {
+    for (int32_t panel = first; panel < last; ++panel) {
+        ToGated gated(op, panel * kLanes);
+        f(gate_and_up(op, panel), gated);
+        gated.flush();
     }
-    template <int tiles> void operator()(const SumTiles<tiles, 2>& sums) const {
-        alignas(64) float products[2][16 * tiles][16];
-        unrolled<2 * tiles>([&]<int t>() KVARTO_INLINE { store_tile<t>(products[t / tiles][t % tiles * 16], 64); });
-        const int32_t first = 16 * sums.tile, group = first_column / kGroup, count = std::min(sums.rows.num_rows - first, 16 * tiles);
-        for (int32_t i = 0; i < count; ++i) {
-            const F32x16 product = activated(op.activation, F32x16::load(products[0][i])) * F32x16::load(products[1][i]);
-            const __m256bh rounded = _mm512_cvtneps_pbh(product.v);
-            std::memcpy(op.gated.bf16(first + i, group) + 2 * (first_column % kGroup), &rounded, sizeof rounded);
-        }
-    }
-};
+}
 
 }  // namespace
 
 void multiply_gated_bf16(const LinearOp& op, const BF16Rows& rows, int32_t first, int32_t last) {
-    const Part &gate_part = op.weight.parts.front(), &up_part = op.weight.parts.back();
-    const int32_t num_panels = op.gated.width / kLanes;
-    const bool is_one = op.weight.parts.size() == 1;
     configure(rows.num_rows);
-    with_format(gate_part.format, [&]<Format format>() {
-        for (int32_t panel = first; panel < last; ++panel) {
-            const std::array<PanelAt, 2> at{PanelAt{&gate_part, panel},
-                                            is_one ? PanelAt{&up_part, num_panels + panel}
-                                                   : PanelAt{&up_part, panel, op.gated.width}};
-            multiply_many<format, 2>(at, rows, ToGated{op, panel * kLanes});
-        }
+    with_format(op.weight.parts.front().format, [&]<Format format>() {
+        if (rows.num_rows <= kFewRows)
+            each_gate(op, first, last, [&](const auto& at, ToGated& gated) { multiply_few<format>(at, rows, gated); });
+        else
+            each_chunk(rows, [&](int32_t first_group, int32_t last_group) {
+                each_gate(op, first, last, [&](const auto& at, ToGated& gated) {
+                    multiply_columns<format>(at, rows, first_group, last_group, gated);
+                });
+            });
     });
     release_tiles();
 }
 
 void multiply_panels_bf16_by_tiles(const Part& part, const BF16Rows& rows, int32_t first, int32_t last) {
     configure(rows.num_rows);
-    with_format(part.format, [&]<Format format>() { multiply<format>(part, rows, first, last); });
+    with_format(part.format, [&]<Format format>() {
+        rows.num_rows <= kFewRows ? multiply_few<format>(part, rows, first, last)
+                                  : multiply_many<format>(part, rows, first, last);
+    });
     release_tiles();
 }
 

@@ -43,21 +43,25 @@ template <int i, bool is_signed> KVARTO_INLINE inline F32x16 byte_as_f32(I32x16 
 #endif
 }
 
-// The codes of a group, one column at a time as `byte_as_f32` gives them. Four bits come straight from their nibbles.
+// The codes of a group, one column at a time as `byte_as_f32` gives them. Four and eight bits come straight from where
+// they lie: codes of several panels would not fit in registers.
 template <Format format> class ColumnCodes {
     using B = Block<format>;
 
 public:
     ColumnCodes(const B& block, int group) {
         if constexpr (B::kBits == 4)
-            nibbles_ = block.nibbles(group);
+            packed_ = block.nibbles(group);
+        else if constexpr (B::kBits == 8)
+            packed_ = block.bytes();
         else
             block.codes(group, quads_);
     }
     template <int k> KVARTO_INLINE F32x16 column() const {
-        if constexpr (B::kBits != 4) return byte_as_f32<k % 4, B::kBits == 8>(quads_[k / 4]);
+        if constexpr (B::kBits == 8) return byte_as_f32<k % 4, true>(I32x16::load(packed_ + 64 * (k / 4)));
+        if constexpr (B::kBits != 4) return byte_as_f32<k % 4, false>(quads_[k / 4]);
         constexpr int from = 8 * (k % 4) + 4 * (k / 16);
-        I32x16 x = I32x16::load(nibbles_ + 64 * (k / 4 % 4));
+        I32x16 x = I32x16::load(packed_ + 64 * (k / 4 % 4));
         if constexpr (from < 16) x = shift_left<16 - from>(x);
         if constexpr (from > 16) x = shift_right<from - 16>(x);
         const I32x16 mask = I32x16::set1(0x000F0000), exponent = I32x16::set1(0x43000000);
@@ -65,7 +69,7 @@ public:
     }
 
 private:
-    const std::byte* nibbles_ = nullptr;
+    const std::byte* packed_ = nullptr;
     Quads quads_;
 };
 

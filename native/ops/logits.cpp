@@ -8,6 +8,7 @@
 #include <cassert>
 
 #include "ops/lanes.h"
+#include "ops/linear_bf16.h"
 #include "ops/linear_f32.h"
 #include "ops/linear_int8.h"
 #include "ops/logits_summary.h"
@@ -87,6 +88,15 @@ void logits(const LogitsOp& op, const StepView& step, Worker& worker) {
     const LinearOp& linear = op.linear;
     assert(linear.weight.parts.size() == 1);
     if (step.num_samples == 0) return;
+#if defined(__AMX_BF16__)
+    if (linear.products == Products::kBF16) {
+        const BF16Rows rows = prepared_rows_bf16(linear, step, worker);
+        return each_item(linear, step.num_samples, step.num_samples, worker, [&](const Place& place) {
+            multiply_panels_bf16(linear.weight.parts[0], rows, place.first_id / kLanes, last_panel(place));
+            finish(op, step, place);
+        });
+    }
+#endif
     if (linear.products == Products::kInt8) {
         const Int8Rows rows = prepared_rows(linear, step, worker);
         each_item(linear, step.num_samples, step.num_samples, worker, [&](const Place& place) {

@@ -83,8 +83,9 @@ template <> struct Block<Format::kQ8_0> : BlockForm {
     const std::byte* p;
     Block(const std::byte* block, int32_t) : p(block) {}
     F32x16 scale(int, int) const { return load_halves(p); }
+    const std::byte* bytes() const { return p + 32; }
     void codes(int, Quads& quads) const {
-        unrolled<8>([&]<int j>() KVARTO_INLINE { quads[j] = I32x16::load(p + 32 + 64 * j); });
+        unrolled<8>([&]<int j>() KVARTO_INLINE { quads[j] = I32x16::load(bytes() + 64 * j); });
     }
 };
 

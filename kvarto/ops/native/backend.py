@@ -21,7 +21,7 @@ from kvarto.ops.native.numerics import Numerics, decide_numerics
 from kvarto.ops.native.scratch import ScratchSizes
 from kvarto.ops.native.weight_formats import kept_format
 
-KERNEL_VERSION = 2
+KERNEL_VERSION = 3
 """Raised by every change that can change a bit of the output."""
 
 
@@ -109,9 +109,10 @@ class NativeBackend:
     def logits_of_last_step(self) -> NDArray[np.float32]:
         """`[num_samples, vocab_size]`, raw. For tests."""
         opened = self._open()
-        size_bytes = opened.num_logits * opened.program.vocab_size * DType.F32.itemsize
-        logits = opened.arena.view(opened.layout.buffer_offsets[opened.logits_name], size_bytes).copy()
-        return logits.view(np.float32).reshape(opened.num_logits, opened.program.vocab_size)
+        stride_bytes = opened.program.buffers[opened.logits_name].stride_bytes
+        raw = opened.arena.view(opened.layout.buffer_offsets[opened.logits_name], opened.num_logits * stride_bytes)
+        rows = raw.view(np.float32).reshape(opened.num_logits, stride_bytes // DType.F32.itemsize)
+        return rows[:, : opened.program.vocab_size].copy()
 
     def copy_page(self, source: int, target: int) -> None:
         """See `ops.base.Backend`."""

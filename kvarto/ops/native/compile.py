@@ -68,7 +68,7 @@ class _Compiler:
         num_rows = limits.max_samples if per_sample else limits.max_tokens
         return _native.ops.Rows(
             offset=self._layout.buffer_offsets[name],
-            row_bytes=buffer.row_bytes,
+            row_bytes=buffer.stride_bytes,
             width=buffer.width,
             num_rows=num_rows,
             form=PRODUCTS.index(self._numerics.form(name, num_rows)),

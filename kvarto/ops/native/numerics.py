@@ -1,9 +1,8 @@
 """What is computed in less than float32: decided from the program and the instruction set, before there is memory.
 
 A product may be narrow where every part of its matrix has 8 bits or less: activations are then quantised to int8 per
-row and group of 32, or, in linears of sets with matrix tiles, rounded to bfloat16 as the weights are. Logits, of few
-rows, are int8 everywhere. A buffer lies narrowed where products of one kind are all that read it, and whoever writes it
-can narrow.
+row and group of 32, or, with matrix tiles, rounded to bfloat16 as the weights are. A buffer lies narrowed where
+products of one kind are all that read it, and whoever writes it can narrow.
 """
 
 from __future__ import annotations
@@ -66,9 +65,7 @@ def decide_numerics(program: Program, activations: str, isa: str) -> Numerics:
     if activations == "bf16" and isa != TILES_ISA:
         raise UsageError(f"`--activations bf16` needs a machine with AMX, and this one runs `{isa}`; use `auto`")
     narrow = ("bf16" if isa == TILES_ISA else "int8") if activations == "auto" else activations
-    products = {
-        op.out: narrow if isinstance(op, Linear) else "int8" for op in program.ops if _may_be_narrow(op, program)
-    }
+    products = {op.out: narrow for op in program.ops if _may_be_narrow(op, program)}
     if activations != "auto" and not products:
         asked = f"`--activations {activations}`"
         raise UsageError(f"{asked} needs matrices of 8 bits or less, and this model has none; use `auto` or `f32`")

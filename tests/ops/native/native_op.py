@@ -114,8 +114,10 @@ class NativeOp:
 
     def _view(self, program: Program, layout: Layout, arena: Arena, name: str, num_rows: int) -> Array:
         buffer = program.buffers[name]
-        raw = arena.view(layout.buffer_offsets[name], num_rows * buffer.row_bytes)
-        return raw.view(np.int32 if buffer.dtype is DType.I32 else np.float32).reshape(num_rows, buffer.width)
+        raw = arena.view(layout.buffer_offsets[name], num_rows * buffer.stride_bytes)
+        items = raw.view(np.int32 if buffer.dtype is DType.I32 else np.float32)
+        rows = items.reshape(num_rows, buffer.stride_bytes // 4)
+        return rows[:, : buffer.width]
 
     def _written(self, program: Program, layout: Layout, arena: Arena, name: str, step: Step) -> Array:
         buffer = program.buffers[name]
