@@ -4,6 +4,10 @@ KvartoError
 ├── UsageError              a flag or a combination of flags cannot work; exit code 2
 ├── UnsupportedModel        the architecture, or one of its settings, is not built in
 ├── BadFile                 a file is truncated, lies about itself, or is not what it should be
+├── AdapterError            an adapter cannot be served; nothing else is hurt
+│   ├── BadAdapter          its files are broken, or contradict themselves; also a BadFile
+│   ├── UnsupportedAdapter  a valid adapter of a kind that is not built in
+│   └── AdapterMismatch     made for another base model
 ├── MemoryLimitError
 │   ├── BudgetTooSmall      the plan does not fit; nothing was allocated
 │   └── OutOfPages          the pool cannot serve a request now; freeing or reclaiming may help
@@ -35,6 +39,22 @@ class UnsupportedModel(KvartoError):
 
 class BadFile(KvartoError):
     """A file is truncated, lies about itself, or is not what its name says. Names the file and the field."""
+
+
+class AdapterError(KvartoError):
+    """An adapter cannot be served. Says which key or tensor, why, and what would work."""
+
+
+class BadAdapter(AdapterError, BadFile):
+    """The adapter's files are broken, contradict themselves, or lie outside the folders that were named."""
+
+
+class UnsupportedAdapter(AdapterError):
+    """The adapter is valid and of a kind, or with a setting, that is not built in."""
+
+
+class AdapterMismatch(AdapterError):
+    """The adapter was made for another base model: a module or a size does not fit."""
 
 
 class MemoryLimitError(KvartoError):

@@ -1,0 +1,1 @@
+"""LoRA adapters: files, validated descriptions, exact pages, content digests."""
