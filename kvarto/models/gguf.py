@@ -50,7 +50,7 @@ class GGUFFiles(WeightFiles):
         if placement.num_permuted_heads == 0:
             rows = self._dequantise(placement.tensor, placement.first_row + start, placement.first_row + stop)
         elif len(info.shape) == 1:
-            rows = _unpermute(self._dequantise(placement.tensor, 0, 1).T, placement.num_permuted_heads).T
+            rows = unpermute_heads(self._dequantise(placement.tensor, 0, 1).T, placement.num_permuted_heads).T
         else:
             rows = self._read_unpermuted(placement, start, stop, self._dequantise)
         return rows - np.float32(1.0) if placement.is_plus_one else rows
@@ -80,7 +80,7 @@ class GGUFFiles(WeightFiles):
         head_dim = placement.shape[0] // placement.num_permuted_heads
         first, last = start // head_dim, -(-stop // head_dim)
         raw = read(placement.tensor, first * head_dim, last * head_dim)
-        return _unpermute(raw, last - first)[start - first * head_dim : stop - first * head_dim]
+        return unpermute_heads(raw, last - first)[start - first * head_dim : stop - first * head_dim]
 
     def _read_transposed_rows(self, placement: Placement, start: int, stop: int) -> Float32:
         rows = np.empty((stop - start, placement.shape[1]), np.float32)
@@ -119,7 +119,10 @@ class GGUFFiles(WeightFiles):
         self._file.close()
 
 
-def _unpermute(rows: NDArray[_Item], num_heads: int) -> NDArray[_Item]:
-    """`[heads * pairs * 2, columns]`, pairs interleaved, to halves apart: `[heads * 2 * pairs, columns]`."""
+def unpermute_heads(rows: NDArray[_Item], num_heads: int) -> NDArray[_Item]:
+    """Rows of rotated heads as Hugging Face has them, from those of llama.cpp: halves apart, from pairs interleaved.
+
+    `[heads * pairs * 2, columns]` to `[heads * 2 * pairs, columns]`.
+    """
     columns = rows.shape[1]
     return rows.reshape(num_heads, -1, 2, columns).swapaxes(1, 2).reshape(-1, columns)

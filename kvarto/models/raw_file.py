@@ -9,8 +9,19 @@ from __future__ import annotations
 import os
 import stat
 from pathlib import Path
+from typing import NamedTuple
 
 from kvarto.core.errors import BadFile
+
+
+class FileIdentity(NamedTuple):
+    """What changes whenever the bytes of a file do, short of somebody setting back clocks."""
+
+    device: int
+    inode: int
+    size_bytes: int
+    mtime_ns: int
+    ctime_ns: int
 
 
 class RawFile:
@@ -19,7 +30,13 @@ class RawFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._fd = _open_regular(path)
-        self.size_bytes = os.fstat(self._fd).st_size
+        self.size_bytes = self.identity.size_bytes
+
+    @property
+    def identity(self) -> FileIdentity:
+        """Of the open file, now."""
+        found = os.fstat(self._fd)
+        return FileIdentity(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
 
     def read(self, offset: int, size_bytes: int) -> bytes:
         """Exactly `size_bytes` bytes at `offset`. Raises BadFile where the file ends before."""

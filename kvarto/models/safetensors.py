@@ -40,7 +40,9 @@ _LANGUAGE_MODEL = {"model.language_model.": "model.", "language_model.": ""}
 
 
 @dataclass(frozen=True, slots=True)
-class _Entry:
+class TensorEntry:
+    """A tensor in a file, checked."""
+
     info: TensorInfo
     file: RawFile
     offset: int
@@ -54,7 +56,7 @@ class SafetensorsFiles(WeightFiles):
         self.path = folder
         self.config = read_json(folder / "config.json")
         self._files: list[RawFile] = []
-        self._entries: dict[str, _Entry] = {}
+        self._entries: dict[str, TensorEntry] = {}
         try:
             for name in _shard_names(folder):
                 self._open_shard(folder / name)
@@ -68,7 +70,7 @@ class SafetensorsFiles(WeightFiles):
     def _open_shard(self, path: Path) -> None:
         file = RawFile(path)
         self._files.append(file)
-        for entry in _read_header(file):
+        for entry in read_header(file):
             known = self._entries.setdefault(entry.info.name, entry)
             if known is not entry:
                 raise BadFile(f"tensor `{entry.info.name}` is both in `{known.file.path}` and in `{path}`")
@@ -139,7 +141,7 @@ def _weight_map(folder: Path) -> dict[str, str]:
     return weight_map
 
 
-def _check_index(folder: Path, entries: dict[str, _Entry]) -> None:
+def _check_index(folder: Path, entries: dict[str, TensorEntry]) -> None:
     if not (folder / INDEX_NAME).is_file():
         return
     for name, shard in _weight_map(folder).items():
@@ -148,9 +150,9 @@ def _check_index(folder: Path, entries: dict[str, _Entry]) -> None:
             raise BadFile(f"`{folder / INDEX_NAME}` puts tensor `{name}` into `{shard}`, which does not hold it")
 
 
-def _settle_names(entries: dict[str, _Entry]) -> dict[str, _Entry]:
+def _settle_names(entries: dict[str, TensorEntry]) -> dict[str, TensorEntry]:
     """Names as in the state dict of the language model, whichever class the file was saved from."""
-    settled: dict[str, _Entry] = {}
+    settled: dict[str, TensorEntry] = {}
     is_multimodal = any(name.startswith(tuple(_LANGUAGE_MODEL)) for name in entries)
     bare_root = next((root for table, root in _BARE_ROOTS.items() if table in entries), "")
     for name, entry in entries.items():
@@ -163,7 +165,7 @@ def _settle_names(entries: dict[str, _Entry]) -> dict[str, _Entry]:
             new = bare_root + name
         if new is not None:
             info = replace(entry.info, name=new)
-            settled[new] = _Entry(info, entry.file, entry.offset)
+            settled[new] = TensorEntry(info, entry.file, entry.offset)
     return settled
 
 
@@ -173,20 +175,26 @@ def _below_language_model(name: str) -> str | None:
     return None if prefix is None else _LANGUAGE_MODEL[prefix] + name.removeprefix(prefix)
 
 
-def _read_header(file: RawFile) -> list[_Entry]:
+def read_header(
+    file: RawFile, max_header_bytes: int = MAX_HEADER_BYTES, max_tensors: int = MAX_TENSORS
+) -> list[TensorEntry]:
+    """Parse and check the header: every tensor lies whole in the file, none overlap, nothing is left over.
+
+    Raises BadFile.
+    """
     if file.size_bytes < 8:
         raise BadFile(f"`{file.path}` has {file.size_bytes} bytes, too few for safetensors; download it again")
     refuse_pickle(file.path, file.read(0, min(9, file.size_bytes)))
     header_bytes = int.from_bytes(file.read(0, 8), "little")
-    if header_bytes > MAX_HEADER_BYTES or 8 + header_bytes > file.size_bytes:
+    if header_bytes > max_header_bytes or 8 + header_bytes > file.size_bytes:
         raise BadFile(
             f"`{file.path}`: the header claims {header_bytes} bytes; the file has {file.size_bytes}, "
-            f"and at most {MAX_HEADER_BYTES} are read"
+            f"and at most {max_header_bytes} are read"
         )
     header = parse_json(file.read(8, header_bytes), f"{file.path} (header)")
     header.pop("__metadata__", None)
-    if len(header) > MAX_TENSORS:
-        raise BadFile(f"`{file.path}` lists {len(header)} tensors; at most {MAX_TENSORS} are read")
+    if len(header) > max_tensors:
+        raise BadFile(f"`{file.path}` lists {len(header)} tensors; at most {max_tensors} are read")
     spans = [_parse_entry(file, 8 + header_bytes, name, fields) for name, fields in header.items()]
     _check_spans(file, 8 + header_bytes, spans)
     return [entry for entry, _ in spans]
@@ -203,7 +211,7 @@ def refuse_pickle(path: Path, start: bytes) -> None:
         )
 
 
-def _parse_entry(file: RawFile, data_start: int, name: str, fields: Any) -> tuple[_Entry, int]:
+def _parse_entry(file: RawFile, data_start: int, name: str, fields: Any) -> tuple[TensorEntry, int]:
     where = f"`{file.path}`: tensor `{name}`"
     if not isinstance(fields, dict) or set(fields) != {"dtype", "shape", "data_offsets"}:
         raise BadFile(f"{where} must have `dtype`, `shape` and `data_offsets`, found {json.dumps(fields)[:80]}")
@@ -222,14 +230,14 @@ def _parse_entry(file: RawFile, data_start: int, name: str, fields: Any) -> tupl
             f"{where}: {dtype} of shape {shape} takes {size_bytes} bytes, its offsets span {offsets[0]} to "
             f"{offsets[1]}, and the file holds {file.size_bytes - data_start}"
         )
-    return _Entry(TensorInfo(name, tuple(shape), dtype, size_bytes), file, data_start + offsets[0]), size_bytes
+    return TensorEntry(TensorInfo(name, tuple(shape), dtype, size_bytes), file, data_start + offsets[0]), size_bytes
 
 
 def _are_counts(values: Any) -> bool:
     return isinstance(values, list) and all(type(value) is int and value >= 0 for value in values)
 
 
-def _check_spans(file: RawFile, data_start: int, spans: list[tuple[_Entry, int]]) -> None:
+def _check_spans(file: RawFile, data_start: int, spans: list[tuple[TensorEntry, int]]) -> None:
     position = data_start
     for entry, size_bytes in sorted(spans, key=lambda span: (span[0].offset, span[1])):
         if entry.offset != position:
