@@ -48,6 +48,8 @@ class AdapterConfig:
     target_modules: tuple[str, ...]
     """Names that the config lists; empty where it has a pattern."""
     warnings: tuple[str, ...]
+    is_scaled_by_rank: bool = True
+    """False: the scaling is 1 (GGUF files say so with an alpha of 0)."""
 
     def rank_of(self, module: str) -> int | None:
         """Rank that the config demands of a module; None where it says nothing."""
@@ -56,12 +58,16 @@ class AdapterConfig:
 
     def scaling_of(self, module: str, rank: int) -> float:
         """What multiplies B A x."""
+        if not self.is_scaled_by_rank:
+            return 1.0
         key = self.alpha_patterns.first_match(module)
         alpha = self.alpha if key is None else self.alpha_by_pattern[key]
         return alpha / (math.sqrt(rank) if self.is_rank_stabilised else rank)
 
 
-def parse_peft_config(values: Mapping[str, Any], *, is_strict: bool = True) -> AdapterConfig:
+def parse_peft_config(
+    values: Mapping[str, Any], *, is_strict: bool = True, is_scaled_by_rank: bool = True
+) -> AdapterConfig:
     """Raises UnsupportedAdapter for what is not built in, BadAdapter for wrong types and values.
 
     Where it is not strict, an unknown key is a warning instead of an error.
@@ -88,6 +94,7 @@ def parse_peft_config(values: Mapping[str, Any], *, is_strict: bool = True) -> A
         invocation_tokens=_invocation_tokens(keys.get("alora_invocation_tokens")),
         target_modules=_names(keys.get("target_modules")),
         warnings=tuple(warnings),
+        is_scaled_by_rank=is_scaled_by_rank,
     )
 
 
