@@ -14,7 +14,8 @@ import time
 from array import array
 from hashlib import blake2b
 
-from kvarto.cache.digests import DIGEST_BYTES, UNIT_BYTES, unit_digests
+from kvarto.cache.digests import UNIT_BYTES, unit_digests
+from kvarto.core.digest_fields import DIGEST_BYTES
 
 NUM_TOKENS = 50_000
 ROUNDS = 61

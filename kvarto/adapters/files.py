@@ -44,12 +44,16 @@ class PinnedFile:
     def opened(self) -> Iterator[RawFile]:
         """The same file again. Raises BadAdapter where it has changed or gone."""
         with adapter_errors(), opened_file(self.path) as file:
-            if file.identity != self.identity:
-                raise BadAdapter(f"`{self.path}` has changed since it was checked; load the adapter again")
+            self._check(file)
             yield file
+            self._check(file)  # nobody wrote meanwhile
+
+    def _check(self, file: RawFile) -> None:
+        if file.identity != self.identity:
+            raise BadAdapter(f"`{self.path}` has changed since it was checked; load the adapter again")
 
     def read(self, offset: int, size_bytes: int) -> bytes:
-        """Bytes at a place."""
+        """Bytes at a place. Raises BadAdapter."""
         with self.opened() as file:
             return file.read(offset, size_bytes)
 

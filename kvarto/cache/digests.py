@@ -12,19 +12,15 @@ from __future__ import annotations
 
 from hashlib import blake2b
 
+from kvarto.core.digest_fields import DIGEST_BYTES, field, field_header
+
 MATCH_UNIT = 16
 """Tokens per digest, whatever the page size."""
 TOKEN_BYTES = 4
 UNIT_BYTES = MATCH_UNIT * TOKEN_BYTES
-DIGEST_BYTES = 32
 
-
-def _header(tag: bytes, size_bytes: int) -> bytes:
-    return tag + size_bytes.to_bytes(8, "little")
-
-
-_PARENT = _header(b"P", DIGEST_BYTES)
-_TOKENS = _header(b"T", UNIT_BYTES)
+_PARENT = field_header(b"P", DIGEST_BYTES)
+_TOKENS = field_header(b"T", UNIT_BYTES)
 
 
 def root_fields(identity: bytes, adapter_digest: bytes, salt: str | None) -> bytes:
@@ -33,7 +29,7 @@ def root_fields(identity: bytes, adapter_digest: bytes, salt: str | None) -> byt
     if salt is not None:
         # A salt is a client's string and may hold lone surrogates, which JSON can carry and UTF-8 cannot.
         fields.append((b"S", salt.encode("utf-8", "surrogatepass")))
-    return b"".join(_header(tag, len(value)) + value for tag, value in fields)
+    return b"".join(field(tag, value) for tag, value in fields)
 
 
 def root_digest(key: bytes, fields: bytes) -> bytes:

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvarto.cache.digests import DIGEST_BYTES, MATCH_UNIT, UNIT_BYTES, root_digest, root_fields, unit_digests
+from kvarto.cache.digests import MATCH_UNIT, UNIT_BYTES, root_digest, root_fields, unit_digests
+from kvarto.core.digest_fields import DIGEST_BYTES
 
 ROOT = b"r" * DIGEST_BYTES
 

@@ -19,10 +19,10 @@ from unittest.mock import patch
 
 import numpy as np
 
-from kvarto.cache.digests import DIGEST_BYTES
 from kvarto.cache.kv_cache import KV_OWNER, KVCache
 from kvarto.cache.sequence import Sequence
 from kvarto.core.clock import VirtualClock
+from kvarto.core.digest_fields import DIGEST_BYTES
 from kvarto.core.dtype import DType
 from kvarto.core.errors import OutOfPages, TransferFailed
 from kvarto.core.ids import NO_PAGE
