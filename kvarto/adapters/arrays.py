@@ -16,7 +16,11 @@ from kvarto.core.errors import BadAdapter
 Bits = NDArray[Any]
 """float32, float16, or the 16 bits of bfloat16 as uint16."""
 
-_NUMPY = {DType.F32: np.dtype("<f4"), DType.F16: np.dtype("<f2"), DType.BF16: np.dtype("<u2")}
+_NUMPY: dict[DType, np.dtype[Any]] = {
+    DType.F32: np.dtype("<f4"),
+    DType.F16: np.dtype("<f2"),
+    DType.BF16: np.dtype("<u2"),
+}
 _EXPONENTS = np.uint16(0x7F80)
 """All ones in a bfloat16 that is infinite or no number."""
 
@@ -32,6 +36,8 @@ class LazyArray:
     """f32, f16 or bf16, as the file has it."""
     load: Callable[[], bytes | Bits]
     """All values, row-major; called once per read. Raises BadAdapter."""
+    load_part: Callable[[int, int], bytes] | None = None
+    """From byte, number of bytes; of tensors that lie in the file as they are."""
 
     @property
     def num_elements(self) -> int:
@@ -57,10 +63,14 @@ class LazyArray:
 
     def values(self) -> NDArray[np.float32]:
         """As `read`, in float32."""
-        bits = self.read()
-        if self.dtype is not DType.BF16:
-            return bits.astype(np.float32)
-        return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
+        return _to_float32(self.read(), self.dtype)
+
+    def row_values(self, start: int, stop: int) -> NDArray[np.float32]:
+        """Rows `[start, stop)` of a matrix as `[stop - start, columns]`, finite or not, without reading the others."""
+        assert self.load_part is not None, f"`{self.name}` cannot be read in parts"
+        row_bytes = self.shape[1] * self.dtype.itemsize
+        raw = self.load_part(start * row_bytes, (stop - start) * row_bytes)
+        return _to_float32(np.frombuffer(raw, _NUMPY[self.dtype]).reshape(stop - start, -1), self.dtype)
 
     def mapped(self, shape: tuple[int, ...], change: Callable[[Bits], Bits]) -> LazyArray:
         """The array after a rearrangement of its values."""
@@ -71,6 +81,12 @@ class LazyArray:
             return np.ascontiguousarray(change(flat.reshape(self.shape)))
 
         return LazyArray(self.name, shape, self.dtype, load)
+
+
+def _to_float32(bits: Bits, dtype: DType) -> NDArray[np.float32]:
+    if dtype is not DType.BF16:
+        return bits.astype(np.float32)
+    return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
 
 
 def _is_finite(bits: Bits, dtype: DType) -> bool:

@@ -11,7 +11,7 @@ from kvarto.models.base import WeightFiles, row_blocks
 
 
 def copies_in(files: WeightFiles, base: BaseTargets) -> IsCopy:
-    """Compares with the base's own files, value by value; a base in a coarser type has no copies."""
+    """Compares with the base's own files, a few rows at a time; a base in a coarser type has no copies."""
 
     def is_copy(module: str, array: LazyArray) -> bool:
         if module == LM_HEAD and base.is_tied:
@@ -19,9 +19,8 @@ def copies_in(files: WeightFiles, base: BaseTargets) -> IsCopy:
         info = files.tensors.get(f"{module}.weight")
         if info is None or info.shape != array.shape or len(info.shape) != 2:
             return False
-        values = array.values()
         return all(
-            np.array_equal(files.read_rows(info.name, first, last), values[first:last])
+            np.array_equal(files.read_rows(info.name, first, last), array.row_values(first, last))
             for first, last in row_blocks(0, info.num_rows, info.num_columns)
         )
 

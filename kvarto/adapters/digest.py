@@ -97,7 +97,7 @@ def _add(content: blake2b, tag: bytes, array: LazyArray | None) -> None:
         return
     content.update(field(tag, array.dtype.encode()) + field(b"D", _integers(array.shape)))
     content.update(field_header(b"X", array.size_bytes))
-    content.update(np.ascontiguousarray(array.read()).reshape(-1).view(np.uint8))
+    content.update(np.ascontiguousarray(array.read()).reshape(-1).view(np.uint8).data)
 
 
 def _integers(values: tuple[int, ...]) -> bytes:

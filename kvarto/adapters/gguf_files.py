@@ -73,11 +73,11 @@ def _config(metadata: Mapping[str, Any], base: BaseTargets) -> AdapterConfig:
                 f"`{key}` is `{metadata.get(key)!s:.40}`, a LoRA adapter has `{wanted}`; make one with "
                 "llama.cpp's convert_lora_to_gguf.py"
             )
-    architecture, wanted = metadata.get("general.architecture"), _ARCHITECTURES.get(base.architecture)
-    if architecture != wanted:
+    architecture, known = metadata.get("general.architecture"), _ARCHITECTURES.get(base.architecture)
+    if architecture != known:
         raise AdapterMismatch(
             f"the adapter's `general.architecture` is `{architecture!s:.40}`, that of the base "
-            f"`{base.architecture}` is `{wanted}`; serve the base that it was trained on"
+            f"`{base.architecture}` is `{known}`; serve the base that it was trained on"
         )
     unknown = [key for key in metadata if key.startswith("adapter.") and key not in (*_READ, *_INFORMATIVE)]
     if unknown:

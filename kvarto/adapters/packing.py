@@ -94,7 +94,8 @@ def strips_of(adapter: Adapter) -> list[Strips]:
         found.append(Strips(update.rank, a.shape[1], a.dtype.itemsize))
         found.append(Strips(update.rank, b.shape[0], b.dtype.itemsize))
         found += [Strips(1, v.shape[0], v.dtype.itemsize) for v in (update.bias, update.magnitude) if v is not None]
-    found += [Strips(*rows.rows.shape, rows.rows.dtype.itemsize) for rows in adapter.token_rows]
+    for rows in (token_rows.rows for token_rows in adapter.token_rows):
+        found.append(Strips(rows.shape[0], rows.shape[1], rows.dtype.itemsize))
     return found
 
 

@@ -78,5 +78,9 @@ def _named(entry: TensorEntry, file: PinnedFile) -> NamedTensor:
     name = parse_tensor_name(info.name)
     if info.file_dtype not in _DTYPES:
         raise UnsupportedAdapter(f"tensor `{info.name}` is {info.file_dtype}; read are {', '.join(_DTYPES)}")
-    load = partial(file.read, entry.offset, info.file_bytes)
-    return name, LazyArray(info.name, info.shape, _DTYPES[info.file_dtype], load)
+
+    def load_part(start: int, num_bytes: int) -> bytes:
+        return file.read(entry.offset + start, num_bytes)
+
+    load = partial(load_part, 0, info.file_bytes)
+    return name, LazyArray(info.name, info.shape, _DTYPES[info.file_dtype], load, load_part)

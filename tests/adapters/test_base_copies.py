@@ -17,7 +17,8 @@ from tests.engine.tiny_model import write_tiny_model
 
 
 def array_of(values: np.ndarray) -> LazyArray:
-    return LazyArray("embed", values.shape, DType.F32, values.tobytes)
+    raw = values.tobytes()
+    return LazyArray("embed", values.shape, DType.F32, lambda: raw, lambda start, size: raw[start : start + size])
 
 
 def test_only_equal_values_are_a_copy(tmp_path: Path) -> None:
