@@ -49,7 +49,7 @@ class Adapter:
     """Everything that was read of one adapter's files; tensors are still there."""
 
     updates: tuple[LowRankUpdate, ...]
-    """Ascending by target; bands of one op never overlap."""
+    """In the order in which a step meets them, so the first pages serve the first layers; bands never overlap."""
     token_rows: tuple[TokenRows, ...] = ()
     invocation_tokens: tuple[int, ...] = ()
     """Active from the last place where these stand in a row, and nowhere if they do not; empty: active everywhere."""

@@ -11,7 +11,7 @@ from itertools import pairwise
 
 from kvarto.adapters.adapter import Adapter, LowRankUpdate
 from kvarto.adapters.arrays import LazyArray
-from kvarto.adapters.peft_config import AdapterConfig
+from kvarto.adapters.peft_config import AdapterConfig, shown
 from kvarto.adapters.targets import BaseTargets, Role, Target
 from kvarto.adapters.tensor_names import TensorKind, TensorName
 from kvarto.adapters.token_rows import token_rows
@@ -54,7 +54,7 @@ def assemble(
     for module in modules:
         _settle_copy(module, is_copy)
     updates = [_update(module, config, base, max_rank) for module in modules if _has_update(module)]
-    updates.sort(key=lambda update: update.target)
+    updates.sort(key=lambda update: base.order_of(update.target))
     _refuse_overlaps(updates)
     rows = {m.name: m.tensors[TensorKind.TOKEN_ROWS] for m in modules if TensorKind.TOKEN_ROWS in m.tensors}
     replaced = token_rows(rows, config.token_ids, base)
@@ -213,8 +213,8 @@ def _missing_modules(config: AdapterConfig, modules: Sequence[_Module]) -> Itera
     ends = {name[at:] for name in names for at in (0, *(i + 1 for i, char in enumerate(name) if char == "."))}
     missing = [name for name in config.target_modules if name not in ends]
     if missing:
-        shown = ", ".join(f"`{name:.80}`" for name in missing[:MAX_SHOWN]) + (", …" if len(missing) > MAX_SHOWN else "")
-        yield f"`target_modules` names {shown}, for which there are no tensors; those modules stay as they are"
+        some = ", ".join(shown(name) for name in missing[:MAX_SHOWN]) + (", …" if len(missing) > MAX_SHOWN else "")
+        yield f"`target_modules` names {some}, for which there are no tensors; those modules stay as they are"
 
 
 def _fused_guesses(modules: Sequence[_Module], base: BaseTargets) -> Iterable[str]:

@@ -82,8 +82,8 @@ def parse_peft_config(
     return AdapterConfig(
         rank=None if keys.get("r") is None else _rank("r", keys.get("r")),
         alpha=_number("lora_alpha", DEFAULT_ALPHA if keys.get("lora_alpha") is None else keys.get("lora_alpha")),
-        rank_by_pattern={key: _rank(f"rank_pattern[{key:.80}]", value) for key, value in ranks.items()},
-        alpha_by_pattern={key: _number(f"alpha_pattern[{key:.80}]", value) for key, value in alphas.items()},
+        rank_by_pattern={key: _rank(f"rank_pattern[{shown(key)}]", value) for key, value in ranks.items()},
+        alpha_by_pattern={key: _number(f"alpha_pattern[{shown(key)}]", value) for key, value in alphas.items()},
         rank_patterns=PatternSet(list(ranks), "rank_pattern"),
         alpha_patterns=PatternSet(list(alphas), "alpha_pattern"),
         is_rank_stabilised=keys.flag("use_rslora"),
@@ -125,18 +125,18 @@ def _account_for(values: Mapping[str, Any], *, is_strict: bool) -> list[str]:
     for key, value in values.items():
         rule = RULES.get(key)
         if rule is not None and rule.stance is Stance.REFUSED and not _is_off(value):
-            raise UnsupportedAdapter(f"`{key}` is {_shown(value)}: {rule.reason}, which is not built in; {rule.remedy}")
+            raise UnsupportedAdapter(f"`{key}` is {shown(value)}: {rule.reason}, which is not built in; {rule.remedy}")
     unknown = sorted(set(values) - set(RULES))
     if not unknown:
         return []
-    shown = ", ".join(f"`{key:.80}`" for key in unknown[:MAX_UNKNOWN_SHOWN])
+    some = ", ".join(shown(key) for key in unknown[:MAX_UNKNOWN_SHOWN])
     more = f" and {len(unknown) - MAX_UNKNOWN_SHOWN} more" if len(unknown) > MAX_UNKNOWN_SHOWN else ""
     if is_strict:
         raise UnsupportedAdapter(
-            f"the config has the unknown keys {shown}{more}, which may change the arithmetic; take them out if they do "
+            f"the config has the unknown keys {some}{more}, which may change the arithmetic; take them out if they do "
             "not, or load the adapter without strict checking"
         )
-    return [f"unknown keys are ignored: {shown}{more}"]
+    return [f"unknown keys are ignored: {some}{more}"]
 
 
 def _check_fixed(keys: _Keys) -> None:
@@ -150,7 +150,7 @@ def _check_fixed(keys: _Keys) -> None:
     name = init.lower() if isinstance(init, str) else init
     if isinstance(name, str) and name.startswith(_CHANGES_BASE):
         raise UnsupportedAdapter(
-            f"`init_lora_weights` is {_shown(init)}: the base's weights were changed when training began, so the "
+            f"`init_lora_weights` is {shown(init)}: the base's weights were changed when training began, so the "
             f"adapter does not fit the plain base; {RULES['init_lora_weights'].remedy}"
         )
     if not any(name is plain or (isinstance(name, str) and name == plain) for plain in _PLAIN_INITS):
@@ -161,17 +161,20 @@ def _check_fixed(keys: _Keys) -> None:
 
 def _not_built_in(key: str, value: Any, known: str) -> AdapterError:
     return UnsupportedAdapter(
-        f"`{key}` is {_shown(value)}, which is not built in; built in is {known}"
+        f"`{key}` is {shown(value)}, which is not built in; built in is {known}"
         + (f". What works: {RULES[key].remedy}" if RULES[key].remedy else "")
     )
 
 
 def _wrong(key: str, value: Any, wanted: str) -> AdapterError:
-    return BadAdapter(f"`{key}` is {_shown(value)}; {wanted} is needed")
+    return BadAdapter(f"`{key}` is {shown(value)}; {wanted} is needed")
 
 
-def _shown(value: Any) -> str:
-    return f"`{value if isinstance(value, str) else _BRIEF.repr(value):.80}`"
+def shown(value: Any) -> str:
+    """A value of a stranger's file, short and printable, in backticks."""
+    text = value if isinstance(value, str) else _BRIEF.repr(value)
+    # JSON can carry what a terminal or a log cannot: lone surrogates, control characters.
+    return f"`{text if text.isprintable() else ascii(text):.80}`"
 
 
 def _is_off(value: Any) -> bool:
@@ -206,7 +209,7 @@ def _token_ids(value: Any) -> dict[str, tuple[int, ...]]:
     found = {name: _ids("trainable_token_indices", ids, MAX_TOKENS) for name, ids in tables.items()}
     for name, ids in found.items():
         if len(set(ids)) != len(ids):
-            raise BadAdapter(f"`trainable_token_indices` names a token of `{name:.80}` twice; one row is needed")
+            raise BadAdapter(f"`trainable_token_indices` names a token of {shown(name)} twice; one row is needed")
     return found
 
 

@@ -40,7 +40,8 @@ def open_peft_adapter(
     """
     limits = limits or AdapterLimits()
     inside = confined(folder, roots)
-    _refuse_absence(inside)
+    with adapter_errors():
+        _refuse_absence(inside)
     config_file = pin(inside / CONFIG_NAME, roots, limits.max_config_bytes)
     tensors_file = pin(inside / TENSORS_NAME, roots, limits.max_file_bytes)
     with adapter_errors():

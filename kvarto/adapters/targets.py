@@ -38,7 +38,7 @@ class Role(StrEnum):
     EMBED = "embed"
 
 
-@dataclass(frozen=True, slots=True, order=True)
+@dataclass(frozen=True, slots=True)
 class Target:
     """A band of outputs of one op."""
 
@@ -64,11 +64,17 @@ class BaseTargets:
     by_module: dict[str, Target] = field(default_factory=dict)
     without_place: dict[str, str] = field(default_factory=dict)
     """Modules of the base that cannot be updated, and why."""
+    op_indices: dict[tuple[str, Role], int] = field(default_factory=dict)
+    """Of the op that each weight and role belong to, in the Program."""
 
     @property
     def root(self) -> str:
         """What adapters leave out that were trained on a model without its output matrix."""
         return self.embed_module.rpartition(".")[0] + "."
+
+    def order_of(self, target: Target) -> tuple[int, int]:
+        """Sorts targets as a step meets them: by op, then by row."""
+        return self.op_indices[target.weight, target.role], target.first_row
 
     def find(self, module: str) -> Target:
         """The band of a module path. Raises AdapterMismatch, or UnsupportedAdapter for modules without a place."""
@@ -106,13 +112,16 @@ def targets_of(program: Program) -> BaseTargets:
     found.by_module[found.embed_module] = Target(embed.table, Role.EMBED, 0, table.shape[1], table.shape[0])
     splits = {op.qkv: _qkv_widths(op.heads) for op in attentions}
     splits |= {op.x: _halves(program, op.x) for op in program.ops if isinstance(op, GatedActivation)}
-    for op in program.ops:
+    for index, op in enumerate(program.ops):
         if isinstance(op, Linear):
+            found.op_indices[op.weight, Role.LINEAR] = index
             found.by_module.update(_linear_targets(program.weights[op.weight], splits.get(op.out)))
         elif isinstance(op, Route | Experts):
             found.without_place.update(_experts(program, op))
     output = program.weights[logits.weight]
     found.by_module[LM_HEAD] = Target(logits.weight, Role.LOGITS, 0, output.shape[0], output.shape[1])
+    found.op_indices[embed.table, Role.EMBED] = program.ops.index(embed)
+    found.op_indices[logits.weight, Role.LOGITS] = program.ops.index(logits)
     return found
 
 

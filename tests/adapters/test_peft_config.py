@@ -120,6 +120,15 @@ def test_token_ids() -> None:
         refused(BadAdapter, "alora_invocation_tokens", alora_invocation_tokens=ids)
 
 
+def test_messages_can_be_printed() -> None:
+    odd = "a\ud800\n\x1b[31m" + "x" * 1000
+    for values in ({odd: 1}, {"bias": odd}, {"r": [[[[[odd]]]]]}, {"rank_pattern": {odd: "x"}}, {"peft_type": odd}):
+        with pytest.raises(AdapterError) as caught:
+            parse(**values)
+        assert str(caught.value).isprintable()
+        assert len(str(caught.value).encode()) < 600
+
+
 @pytest.mark.parametrize(
     ("key", "values"),
     [

@@ -73,6 +73,16 @@ def test_modules_of_the_base_tile_each_weight(config: dict[str, object]) -> None
             assert target.first_row + target.out_width <= program.weights[target.weight].shape[0]
 
 
+def test_targets_are_sorted_as_a_step_meets_them() -> None:
+    program = program_of(TINY | {"model_type": "llama", "num_hidden_layers": 11, "tie_word_embeddings": True})
+    targets = targets_of(program)
+    found = sorted({*targets.by_module.values()}, key=targets.order_of)
+    weights = list(dict.fromkeys(target.weight for target in found))
+    layers = [f"layer{layer}.{name}" for layer in range(11) for name in ("qkv", "out", "gate_up", "down")]
+    assert weights == ["embed", *layers]
+    assert (found[0].role, found[-1].role) == (Role.EMBED, Role.LOGITS)
+
+
 def test_what_the_base_lacks_is_named() -> None:
     targets = targets_of(program_of(MIXTRAL))
     with pytest.raises(AdapterMismatch, match="`model.layers.7.self_attn.q_proj`"):
