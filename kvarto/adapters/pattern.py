@@ -16,8 +16,8 @@ from kvarto.core.errors import BadAdapter
 MAX_PATTERNS = 4096
 """Writers that choose ranks by module list one key per module; real models have below 2,000."""
 MAX_PATTERN_CHARS = 512
-MAX_STEPS = 8_000_000
-"""Thread steps for all matches of one table: some seconds, where real ones take milliseconds."""
+MAX_STEPS = 4_000_000
+"""Thread steps for all matches of one table: under two seconds, where real ones take milliseconds."""
 
 _PLAIN = WORD | frozenset(".-")
 

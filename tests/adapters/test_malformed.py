@@ -51,7 +51,7 @@ def test_random_bytes_anywhere_are_a_good_adapter_or_an_adapter_error(tmp_path: 
     rng = random.Random(11)
     written = write_adapter(tmp_path / "a", BASE)
     num_refused = 0
-    for _ in range(400):
+    for _ in range(200):
         written.save()
         path = written.folder / rng.choice(("adapter_config.json", "adapter_model.safetensors"))
         data = bytearray(path.read_bytes())
@@ -63,7 +63,7 @@ def test_random_bytes_anywhere_are_a_good_adapter_or_an_adapter_error(tmp_path: 
                 array.read()
         except AdapterError:
             num_refused += 1
-    assert num_refused > 200
+    assert num_refused > 100
 
 
 def test_every_number_of_a_gguf_file_may_lie(tmp_path: Path) -> None:
