@@ -34,7 +34,8 @@ void read(int index, int num_threads, const void* data, int64_t size_bytes) {
 
 // A row's group of 32 columns by 16 weights: eight products, and what scales the sum. 512 multiply-adds.
 void int8_group(int, int, const void*, int64_t count) {
-    asm volatile("vpxord %%zmm30,%%zmm30,%%zmm30\nvpxord %%zmm31,%%zmm31,%%zmm31" ::: "xmm30", "xmm31");
+    asm volatile(".irp r,8,9,10,11,30,31\nvpxord %%zmm\\r,%%zmm\\r,%%zmm\\r\n.endr" ::
+                     : "xmm8", "xmm9", "xmm10", "xmm11", "xmm30", "xmm31");
     for (int64_t i = 0; i < count / 512; i += 4) {
 #define KVARTO_GROUP(sum, total)                                                                           \
     "vpxord %%zmm" sum ",%%zmm" sum ",%%zmm" sum "\n.rept 8\nvpdpbusd %%zmm30,%%zmm31,%%zmm" sum "\n.endr\n" \
@@ -88,14 +89,21 @@ void bf16_tiles(int, int, const void*, int64_t count) {
 
 #endif
 
-// Fused multiply-adds in float32, enough of them at once to hide their latency.
+// Fused multiply-adds in float32, enough of them at once to hide their latency. On zeros: what the registers happen to
+// hold may be tiny numbers, which take the processor many times as long.
 void f32_lanes(int, int, const void*, int64_t count) {
 #if defined(__AVX512F__)
+    asm volatile(".irp r,0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,30,31\nvpxord %%zmm\\r,%%zmm\\r,%%zmm\\r\n.endr" ::
+                     : "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", "xmm9", "xmm10", "xmm11",
+                       "xmm12", "xmm13", "xmm14", "xmm15", "xmm30", "xmm31");
     for (int64_t i = 0; i < count / (16 * 16); ++i)
         asm volatile(".irp r,0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15\nvfmadd231ps %%zmm30,%%zmm31,%%zmm\\r\n.endr" ::
                          : "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", "xmm9", "xmm10",
                            "xmm11", "xmm12", "xmm13", "xmm14", "xmm15");
 #else
+    asm volatile(".irp r,0,1,2,3,4,5,6,7,8,9,10,11,14,15\nvpxor %%ymm\\r,%%ymm\\r,%%ymm\\r\n.endr" ::
+                     : "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", "xmm9", "xmm10", "xmm11",
+                       "xmm14", "xmm15");
     for (int64_t i = 0; i < count / (12 * 8); ++i)
         asm volatile(".irp r,0,1,2,3,4,5,6,7,8,9,10,11\nvfmadd231ps %%ymm14,%%ymm15,%%ymm\\r\n.endr" ::
                          : "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", "xmm9", "xmm10",
