@@ -139,6 +139,12 @@ class Choice:
             self.seen.add(token_id)
 
 
+def sequence_of(choice: Choice) -> Sequence:
+    """The sequence of a choice that runs."""
+    assert choice.sequence is not None, f"choice {choice.order} runs without a sequence"
+    return choice.sequence
+
+
 def make_request(
     message: AddRequest, *, priority: int, arrival: int, max_tokens: int, vocab_size: int, now: float
 ) -> Request:
