@@ -229,7 +229,8 @@ class KVCache:
         self._index.check()
         mine = self._pool.owner == self._owner
         tables = [sequence.pages for sequence in self._sequences] or [np.empty(0, np.int32)]
-        users = np.bincount(np.concatenate(tables), minlength=self._pool.num_pages)
+        pages = np.concatenate(tables)
+        users = np.bincount(pages[pages != NO_PAGE], minlength=self._pool.num_pages)
         assert np.array_equal(users[mine], self._pool.ref_count[mine]), "page tables and ref_counts disagree"
         assert not users[~mine].any(), "a page table holds a page of another owner"
         ends = [page for transfer in self._copies.in_flight for page in (transfer.source, transfer.target)]

@@ -67,10 +67,11 @@ class Sequence:
 
     @property
     def pages(self) -> Int32:
-        """All pages that it holds, of all groups."""
+        """All pages that it holds, of all groups. Valid until the next `grow`: where nothing is behind a window it may
+        be a view.
+        """
         pages: Int32 = self.table[:, : self.num_pages].ravel()
-        held: Int32 = pages[pages != NO_PAGE]
-        return held
+        return pages[pages != NO_PAGE] if any(self.num_behind) else pages
 
     def reserve(self, num_pages: int) -> None:
         """Make room for `num_pages` columns, at least doubling."""

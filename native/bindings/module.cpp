@@ -3,6 +3,7 @@
 
 namespace kvarto {
 
+void bind_memory(nanobind::module_& memory);
 void bind_ops(nanobind::module_& ops);
 void bind_ops_attention(nanobind::module_& ops);
 void bind_ops_experts(nanobind::module_& ops);
@@ -15,7 +16,10 @@ void bind_weights(nanobind::module_& weights);
 }  // namespace kvarto
 
 NB_MODULE(_native, module) {
+    nanobind::set_leak_warnings(false);  // an engine's objects live as long as its process, and no collection sees them
     module.doc() = "Kvarto's native code: one submodule per room.";
+    auto memory = module.def_submodule("memory", "Which pages are free, and who keeps the others.");
+    kvarto::bind_memory(memory);
     auto ops = module.def_submodule("ops", "Instruction sets, kernels and compiled programs.");
     kvarto::bind_ops(ops);
     kvarto::bind_ops_attention(ops);

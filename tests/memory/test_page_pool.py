@@ -212,3 +212,51 @@ def test_a_draining_page_is_free_only_after_its_last_pin() -> None:
     assert (pool.num_draining, pool.num_free) == (1, 1)
     pool.unpin(pages)
     assert (pool.num_draining, pool.num_free) == (0, 2)
+
+
+@pytest.mark.parametrize("call", ["free", "unpin", "uncache"])
+def test_a_page_named_twice_goes_once(call: str) -> None:
+    pool = PagePool(4)
+    pages = pool.allocate(3, OWNER)
+    if call == "unpin":
+        pool.pin(pages)
+    pool.cache([0, 1, 2] if call == "uncache" else [])
+    if call != "free":
+        pool.free(pages)
+    with pytest.raises(AssertionError, match="page 1"):
+        getattr(pool, call)(np.array([0, 1, 1], dtype=np.int32))
+    pool.check()
+    assert pool.num_free == 2
+
+
+@pytest.mark.parametrize(
+    "pages", [np.zeros(1, np.int64), np.zeros(1, np.uint32), np.zeros(4, np.int32)[::2], [0], None]
+)
+def test_ids_are_contiguous_int32(pages: object) -> None:
+    pool = PagePool(4)
+    pool.allocate(2, OWNER)
+    with pytest.raises((ValueError, TypeError)):
+        pool.free(pages)  # type: ignore[arg-type]
+    assert pool.num_held == 2
+
+
+@pytest.mark.parametrize("page", [-1, 4, 1 << 40])
+def test_single_ids_are_pages_of_the_pool(page: int) -> None:
+    pool = PagePool(4)
+    for call in (pool.is_held, pool.is_pinned, pool.is_shared, lambda page: pool.cache([page])):
+        with pytest.raises(IndexError):
+            call(page)
+
+
+@pytest.mark.parametrize("num_pages", [-1, 1 << 31])
+def test_a_pool_has_ids_of_31_bits(num_pages: int) -> None:
+    with pytest.raises(ValueError, match="31 bits"):
+        PagePool(num_pages)
+
+
+def test_views_outlive_their_pool() -> None:
+    pool = PagePool(1000)
+    pool.allocate(10, OWNER)
+    view = pool.ref_count
+    del pool
+    assert int(view.sum()) == 10
