@@ -32,6 +32,7 @@ from kvarto.memory.arbiter import Arbiter
 from kvarto.memory.ledger import Ledger, OwnerKind
 from kvarto.memory.limits import read_limits
 from kvarto.memory.page_pool import PagePool
+from kvarto.memory.system_memory import process_bytes
 from kvarto.memory.transfers import Transfers
 from kvarto.models.base import WeightFiles
 from kvarto.models.config import parse_config
@@ -64,6 +65,8 @@ class Engine:
     model_name: str
     fingerprint: str
     """Two engines with equal ones give equal bits."""
+    process_bytes: int | None
+    """Memory of this process when the plan was made; None where the system does not say."""
     phases: tuple[tuple[str, float], ...]
 
     def ready(self) -> Ready:
@@ -76,7 +79,7 @@ class Engine:
             page_size=self.layout.kv_format.page_size,
             num_pages=self.layout.num_pages,
             max_concurrency=self._max_concurrency,
-            layout=layout_table(self.layout, self.program),
+            layout=layout_table(self.layout, self.program, self.process_bytes),
             phases=self.phases,
         )
 
@@ -141,7 +144,8 @@ def build(
     try:
         with phases.phase("plan memory"):
             layout = plan_layout(config, program, backend)
-        return _open(config, channel, clock, phases, _Model(files, program, layout, backend), on_progress)
+        model = _Model(files, program, layout, backend, process_bytes())
+        return _open(config, channel, clock, phases, model, on_progress)
     finally:
         files.close()
 
@@ -152,6 +156,7 @@ class _Model:
     program: Program
     layout: Layout
     backend: Backend
+    process_bytes: int | None
 
 
 def _open(
@@ -241,6 +246,7 @@ def _wire(
         transfers=transfers,
         model_name=name,
         fingerprint=fingerprint,
+        process_bytes=model.process_bytes,
         phases=phases.finished,
     )
 

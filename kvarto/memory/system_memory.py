@@ -60,6 +60,15 @@ def resident_bytes(address: int, size_bytes: int) -> int:
     return int(np.count_nonzero(is_own)) * SYSTEM_PAGE_BYTES
 
 
+def process_bytes() -> int | None:
+    """Memory that this process has now, by `/proc/self/statm`; None where the system does not say."""
+    try:
+        with open("/proc/self/statm", encoding="ascii") as statm:
+            return int(statm.read().split()[1]) * SYSTEM_PAGE_BYTES
+    except (OSError, IndexError, ValueError):
+        return None
+
+
 def _populate_by_lock(address: int, size_bytes: int) -> None:
     """For older kernels: locking a private range faults it in for writing; a store would race with other threads."""
     try:

@@ -39,8 +39,11 @@ def layout_rows(layout: Layout, program: Program) -> list[LayoutRow]:
     return rows
 
 
-def layout_table(layout: Layout, program: Program) -> str:
-    """The rows, their sum, the budget and the bookkeeping outside the arena, as plain text."""
+def layout_table(layout: Layout, program: Program, process_bytes: int | None = None) -> str:
+    """The rows, their sum, the budget and the bookkeeping outside the arena, as plain text.
+
+    `process_bytes`: what the engine's process had when the plan was made; only that process knows.
+    """
     budget = layout.budget
     lines = [(row.region, row.what, row.size_bytes) for row in layout_rows(layout, program)]
     totals = [
@@ -49,6 +52,7 @@ def layout_table(layout: Layout, program: Program) -> str:
         ("unused", "less than a page, or not asked for", budget.device_bytes - layout.total_bytes),
         ("host", "page tables, step arrays and counts, outside the arena", layout.host_bytes),
         ("records", "prefix cache, outside the arena, once every page is cached", layout.record_bytes),
+        *_process(process_bytes),
         *_growth(layout, program),
     ]
     everything = [*lines, *totals]
@@ -86,6 +90,11 @@ def _formats(weight: Weight) -> Iterator[tuple[str, int]]:
     for part in weight.parts:
         is_other = part.file_dtype.lower() not in ("", part.format)
         yield f"{part.format} from {part.file_dtype}" if is_other else part.format, part.size_bytes(weight.shape[-1])
+
+
+def _process(process_bytes: int | None) -> Iterator[tuple[str, str, int]]:
+    if process_bytes is not None:
+        yield "process", "the engine's interpreter, libraries and file headers, before all this", process_bytes
 
 
 def _growth(layout: Layout, program: Program) -> Iterator[tuple[str, str, int]]:

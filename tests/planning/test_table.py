@@ -35,7 +35,7 @@ def test_figures_of_the_text_are_exact() -> None:
     program = tiny(3, windows=(None, 24))
     layout = plan(program, Budget(GIB + 12345, "`--device-memory 1GiB`"), LIMITS, DType.F32, 16, {})
     figures = {}
-    for line in layout_table(layout, program).splitlines():
+    for line in layout_table(layout, program, process_bytes=50_331_649).splitlines():
         if not line.startswith("-"):
             region, size = line.split()[0], re.search(r" {2,}([\d,]+) {2,}[\d.]+ (?:GiB|MiB|KiB|B)$", line)
             assert size is not None, line
@@ -44,6 +44,8 @@ def test_figures_of_the_text_are_exact() -> None:
     assert figures["arena"] + figures["unused"] == figures["budget"] == GIB + 12345
     assert figures["host"] == layout.host_bytes
     assert figures["records"] == layout.record_bytes
+    assert figures["process"] == 50_331_649
+    assert "\nprocess" not in layout_table(layout, program)
 
 
 def test_capacity_is_in_tokens_where_one_group_takes_all_pages() -> None:
