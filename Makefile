@@ -4,7 +4,7 @@
 #   make test-heavy                   the runs that take minutes each
 #   make lint                         ruff, mypy, import-linter
 #   make native                       build what changed in native/; the module lands in kvarto/core
-#   make sanitize                     the tests of native ops under ASan, UBSan and TSan, in build/; minutes each
+#   make sanitize                     the tests of native code under ASan, UBSan and TSan, in build/; minutes each
 #   make bench ARGS=memory          every file of benchmarks/, or those whose path has the word
 
 PYTHON ?= python3
@@ -56,26 +56,31 @@ native: $(VENV)/.build-tools
 
 # Each sanitizer has a build and a copy of the package of its own, beside the source tree. Python itself is not
 # instrumented: its allocations are no business of ours, and a sanitizer's library must be there before it.
-SANITIZED_TESTS ?= tests/ops/native tests/memory/test_offsets.py
-# Instruction sets beside the portable one, `;` between them; all unless named. Each costs minutes to build.
-SANITIZED_ISAS ?=
-sanitize: sanitize-address sanitize-thread
+SANITIZED_TESTS ?= tests/ops/native tests/memory/test_page_pool.py tests/memory/test_exact_offsets.py
+# Instruction sets, `;` between them, beside the portable one, which is always there. Each costs minutes to build.
+SANITIZED_ISAS ?= $(if $(shell grep -m1 -o avx512_vnni /proc/cpuinfo 2>/dev/null),avx512,portable)
+SANITIZERS := address undefined thread
+# One after the other, one compiler at a time, so that the machine stays usable meanwhile.
+sanitize:
+	@for each in $(SANITIZERS); do $(MAKE) --no-print-directory sanitize-$$each || exit 1; done
 
 sanitize-%: export PATH := $(abspath $(BIN)):$(PATH)
 sanitize-%: $(VENV)/.dev-installed
 	@mkdir -p build/$*/tree && cp -r kvarto tests pyproject.toml build/$*/tree && rm -f build/$*/tree/kvarto/core/*.so
 	@cmake -S . -B build/$* -G Ninja -DPython_EXECUTABLE=$(abspath $(BIN)/python) -DKVARTO_SANITIZE=$* \
 	    -DKVARTO_ISAS='$(SANITIZED_ISAS)' -DKVARTO_MODULE_DIR=$(abspath build/$*/tree/kvarto/core) >/dev/null
-	@cmake --build build/$*
+	@cmake --build build/$* --parallel 1
 	cd build/$*/tree && LD_PRELOAD="$(strip $(foreach library,$(SANITIZER_LIBRARIES_$*),$(shell g++ -print-file-name=$(library))))" \
 	    $(SANITIZER_OPTIONS) OMP_NUM_THREADS=1 \
 	    python -m pytest -q -p no:cacheprovider --capture=sys --timeout 1800 $(SANITIZED_TESTS) $(ARGS)
 
+# Address: it takes over how exceptions are thrown, which needs the C++ library that ours come from to be there first.
 # Leaks: those of the interpreter and its packages, which are never taken down. Races: only those that our own code
 # takes part in; the locks of other libraries' thread pools are unseen.
 SANITIZER_OPTIONS := ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
     TSAN_OPTIONS=report_signal_unsafe=0:ignore_noninstrumented_modules=1
-SANITIZER_LIBRARIES_address := libasan.so libubsan.so
+SANITIZER_LIBRARIES_address := libasan.so libstdc++.so
+SANITIZER_LIBRARIES_undefined := libubsan.so
 SANITIZER_LIBRARIES_thread := libtsan.so
 
 serve: $(VENV)/.runtime-installed native
