@@ -10,6 +10,10 @@
 #include <tuple>
 #include <vector>
 
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
+#endif
+
 namespace nb = nanobind;
 using namespace nb::literals;
 
@@ -106,6 +110,15 @@ void bind_memory(nb::module_& memory) {
         .def_prop_ro("_is_cached", &view<bool, &PagePool::is_cached>)
         .def_prop_ro("_owner", &view<int32_t, &PagePool::owner>)
         .def_prop_ro("_free", &view<int32_t, &PagePool::free_stack>);
+#if defined(__SANITIZE_ADDRESS__)
+    // For tests: between these two calls, native code that touches a byte of the range is reported.
+    memory.def("poison", [](uintptr_t address, size_t size_bytes) {
+        __asan_poison_memory_region(reinterpret_cast<void*>(address), size_bytes);
+    });
+    memory.def("unpoison", [](uintptr_t address, size_t size_bytes) {
+        __asan_unpoison_memory_region(reinterpret_cast<void*>(address), size_bytes);
+    });
+#endif
 }
 
 }  // namespace kvarto

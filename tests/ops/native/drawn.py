@@ -9,6 +9,7 @@ import numpy as np
 
 from kvarto.core import _native
 from kvarto.core.step import SamplingRows, StepResult
+from tests.ops.native.red_zones import RED_ZONE_BYTES, poison_gaps
 from tests.ops.steps import decode_step
 
 Array = np.ndarray[Any, Any]
@@ -19,9 +20,10 @@ def sampled(logits: Array, rows: SamplingRows, *, isa: str, num_threads: int = 1
     """`logits: [num_rows, vocab_size]`, which are left as they are."""
     num_rows, vocab_size = logits.shape
     row_bytes = 4 * vocab_size
-    scratch_at = -(-num_rows * row_bytes // _ALIGNMENT) * _ALIGNMENT
+    scratch_at = -(-num_rows * row_bytes // _ALIGNMENT) * _ALIGNMENT + RED_ZONE_BYTES
     scratch_bytes = _native.ops.sample_scratch_bytes(vocab_size, num_threads)
-    arena = aligned(scratch_at + scratch_bytes)
+    arena = aligned(scratch_at + scratch_bytes + RED_ZONE_BYTES)
+    poison_gaps(arena, [(0, num_rows * row_bytes), (scratch_at, scratch_bytes)])
     arena[: num_rows * row_bytes] = np.ascontiguousarray(logits).view(np.uint8).reshape(-1)
     bounds = _native.ops.StepBounds(num_rows, max(num_rows, 1), num_rows, 1 << 20, vocab_size, 1, 1, 16)
     program = _native.ops.Program(isa, num_threads, arena.ctypes.data, arena.nbytes, bounds)

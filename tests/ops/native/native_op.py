@@ -27,6 +27,7 @@ from kvarto.ops.native.compile import compile_program
 from kvarto.ops.native.numerics import Numerics
 from kvarto.ops.native.scratch import ScratchSizes
 from kvarto.planning.plan import plan
+from tests.ops.native import red_zones
 from tests.ops.one_op import OneOp
 
 Array = np.ndarray[Any, Any]
@@ -72,10 +73,12 @@ class NativeOp:
         for name, values in rows.items():
             self._view(program, layout, arena, name, len(values))[:] = values
         compiled = compile_program(program, layout, arena, sizes, isa=self.isa)
+        red_zones.poison_gaps(arena.array, _places(program, layout, scratch))
         step = _with_tables(step)
         compiled.run(step, step.page_tables, step.slot_mapping, _no_result(step))
         written = {name: self._written(program, layout, arena, name, step) for name in self.op.writes}
         del compiled
+        red_zones.clear(arena.array)
         arena.close()
         return written
 
@@ -124,6 +127,13 @@ class NativeOp:
         num_rows = step.num_samples if buffer.rows is Rows.SAMPLES else step.num_tokens
         values = self._view(program, layout, arena, name, num_rows).copy()
         return values.view(np.uint8) if name in self.int8_buffers else values
+
+
+def _places(program: Program, layout: Layout, scratch: Mapping[int, int]) -> list[tuple[int, int]]:
+    """(offset, bytes) of all that the plan names."""
+    weights = [(at, program.weights[name].size_bytes) for name, at in layout.weight_offsets.items()]
+    buffers = [(at, program.buffers[name].size_bytes(layout.limits)) for name, at in layout.buffer_offsets.items()]
+    return [*weights, *buffers, *((layout.scratch_offsets[index], size) for index, size in scratch.items())]
 
 
 def _with_tables(step: Step) -> Step:

@@ -12,6 +12,7 @@ from kvarto.core.step import StepResult
 from kvarto.core.weight_format import WeightFormat
 from tests.ops.native.file_rows import QUANTS, meaning, random_rows
 from tests.ops.native.paged_ops import nan_bytes
+from tests.ops.native.red_zones import RED_ZONE_BYTES, poison_gaps
 from tests.ops.steps import decode_step, sampling_rows
 
 Array = np.ndarray[Any, Any]
@@ -90,13 +91,14 @@ class Linear:
         )  # fmt: skip
         sizes = [4 * MAX_ROWS * case.width, 4 * MAX_ROWS * case.width,
                  4 * MAX_ROWS * case.num_rows, 4 * case.num_rows, scratch, *panels]  # fmt: skip
-        starts = [int(start) for start in np.cumsum([0, *(-(-size // 64) * 64 for size in sizes)])]
+        starts = [int(start) for start in np.cumsum([0, *(-(-size // 64) * 64 + RED_ZONE_BYTES for size in sizes)])]
         self._arena = nan_bytes(starts[-1])
         self._x, self._out = (self._arena[starts[i] : starts[i] + sizes[i]].view(np.float32) for i in (0, 2))
         self._arena[starts[3] : starts[3] + sizes[3]].view(np.float32)[:] = self.bias
         for band, rows, start, size in zip(case.bands, raw, starts[5:], panels, strict=False):
             target = self._arena[start : start + size]
             _native.weights.repack_rows(band.format.code, band.group_size, case.width, rows, target)
+        poison_gaps(self._arena, zip(starts, sizes, strict=False))
         bounds = ops.StepBounds(
             max_tokens=MAX_ROWS, max_seqs=MAX_ROWS, max_samples=MAX_ROWS, max_positions=1 << 20, vocab_size=1 << 20,
             num_groups=1, num_pages=1, page_size=16,

@@ -12,6 +12,7 @@ from kvarto.core.dtype import DType
 from kvarto.core.kv_format import KVFormat
 from kvarto.core.ops import Attention
 from kvarto.core.step import Step, StepResult
+from tests.ops.native.red_zones import RED_ZONE_BYTES, poison_gaps
 
 Array = np.ndarray[Any, Any]
 
@@ -55,21 +56,22 @@ class PagedOps:
             native_heads, limits.max_tokens, limits.max_seqs, limits.max_context, num_threads
         )
         sizes = [limits.max_tokens * 4 * heads.width, limits.max_tokens * 4 * width, num_pages * kv.page_bytes]
-        starts = np.cumsum([0, *(-(-size // 64) * 64 for size in sizes)])
-        self._arena = nan_bytes(int(starts[-1]) + scratch_bytes + _GUARD_BYTES)
+        starts = [int(start) for start in np.cumsum([0, *(-(-size // 64) * 64 + RED_ZONE_BYTES for size in sizes)])]
+        self._arena = nan_bytes(starts[-1] + scratch_bytes + _GUARD_BYTES)
+        poison_gaps(self._arena, zip(starts, [*sizes, scratch_bytes], strict=True))
         self._kv, self._num_pages, self._width, self._is_int8 = kv, num_pages, width, is_int8_out
-        qkv = _native.ops.Rows(int(starts[0]), 4 * heads.width, heads.width, limits.max_tokens)
-        out = _native.ops.Rows(int(starts[1]), 4 * width, width, limits.max_tokens, is_int8_out)
-        pages = _native.ops.Pages(int(starts[2]), kv.page_bytes, kv.layer_bytes, kv.page_size, KV_TYPES.index(kv.dtype))
-        self._qkv = self._arena[starts[0] : starts[1]].view(np.float32)
-        self._out = self._arena[starts[1] : starts[2]]
-        self.pages = self._arena[starts[2] : starts[2] + num_pages * kv.page_bytes].reshape(num_pages, -1)
+        qkv = _native.ops.Rows(starts[0], 4 * heads.width, heads.width, limits.max_tokens)
+        out = _native.ops.Rows(starts[1], 4 * width, width, limits.max_tokens, is_int8_out)
+        pages = _native.ops.Pages(starts[2], kv.page_bytes, kv.layer_bytes, kv.page_size, KV_TYPES.index(kv.dtype))
+        self._qkv = self._arena[starts[0] : starts[0] + sizes[0]].view(np.float32)
+        self._out = self._arena[starts[1] : starts[1] + sizes[1]]
+        self.pages = self._arena[starts[2] : starts[2] + sizes[2]].reshape(num_pages, -1)
         """`[num_pages, page_bytes]`, shared."""
         self._write, self._attend = (self._program(isa, num_threads, limits) for _ in range(2))
         self._write.add_write_kv(qkv, native_heads, op.group, op.layer_slot, pages)
         self._attend.add_attention(
             qkv, out, native_heads, op.group, op.layer_slot, op.scale, op.window or 0, op.softcap or 0.0, is_exact,
-            pages, _native.ops.Bytes(int(starts[3]), scratch_bytes),
+            pages, _native.ops.Bytes(starts[3], scratch_bytes),
         )  # fmt: skip
 
     def _program(self, isa: str, num_threads: int, limits: Limits) -> Any:

@@ -13,6 +13,7 @@ from kvarto.core.step import SamplingRows, Step, StepResult
 from kvarto.core.weight_format import WeightFormat
 from tests.ops.native.drawn import aligned, no_result
 from tests.ops.native.file_rows import meaning, random_rows
+from tests.ops.native.red_zones import RED_ZONE_BYTES, poison_gaps
 from tests.ops.steps import decode_step, sampling_rows
 
 Array = np.ndarray[Any, Any]
@@ -52,6 +53,7 @@ class ProductArena:
     def __init__(self, matrix: Matrix, bias: Array | None, max_rows: int, *, isa: str, num_threads: int = 1) -> None:
         self._matrix, self._max_rows = matrix, max_rows
         self._places: dict[str, int] = {}
+        self._used: list[tuple[int, int]] = []
         self._size_bytes = 0
         self._reserve("x", 4 * max_rows * matrix.num_columns)
         self._reserve("out", 4 * max_rows * matrix.num_rows)
@@ -63,6 +65,7 @@ class ProductArena:
         parts = [self._part(index) for index in range(len(matrix.bands))]
         self._arena = aligned(self._size_bytes)
         self._store(bias)
+        poison_gaps(self._arena, self._used)
         bounds = _native.ops.StepBounds(
             max_rows, max_rows, max_rows, 1 << 20, matrix.num_rows, 1, 1, 16
         )  # tokens, sequences, samples, positions, vocabulary, groups, pages, page size
@@ -73,7 +76,8 @@ class ProductArena:
 
     def _reserve(self, name: str, size_bytes: int) -> None:
         self._places[name] = self._size_bytes
-        self._size_bytes += -(-size_bytes // _ALIGNMENT) * _ALIGNMENT
+        self._used.append((self._size_bytes, size_bytes))
+        self._size_bytes += -(-size_bytes // _ALIGNMENT) * _ALIGNMENT + RED_ZONE_BYTES
 
     def _part(self, index: int) -> _native.ops.Part:
         format, num_rows = self._matrix.bands[index]
