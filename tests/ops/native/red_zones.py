@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable
 from typing import Any
 
@@ -18,10 +19,12 @@ _GRAIN = 8
 
 def poison_gaps(arena: Array, used: Iterable[tuple[int, int]]) -> None:
     """Poison all of `arena: [bytes]` but the ranges `used`, each (offset, size in bytes). Nothing happens in builds
-    without the sanitizer. Marks go when the arena's memory is freed, and with `clear`.
+    without the sanitizer. Marks go with the array that owns the memory, which NumPy may use again, and with `clear`.
     """
     if not hasattr(_native.memory, "poison"):
         return
+    if isinstance(owner := arena if arena.base is None else arena.base, np.ndarray):
+        weakref.finalize(owner, _native.memory.unpoison, arena.ctypes.data, arena.nbytes)
     end = 0
     for start, size_bytes in [*sorted(used), (arena.nbytes, 0)]:
         first = -(-end // _GRAIN) * _GRAIN
@@ -31,6 +34,6 @@ def poison_gaps(arena: Array, used: Iterable[tuple[int, int]]) -> None:
 
 
 def clear(arena: Array) -> None:
-    """Undo `poison_gaps`, before memory goes back that C's `malloc` did not give."""
+    """Undo `poison_gaps`, before memory goes back that no array owns."""
     if hasattr(_native.memory, "unpoison"):
         _native.memory.unpoison(arena.ctypes.data, arena.nbytes)
