@@ -19,7 +19,7 @@ ROW_OPS = {
         ops.Embed | ops.Norm | ops.HeadNorm | ops.Rope | ops.Activate | ops.GatedActivation | ops.Gather,
     )
 }
-FUSED_SETS = [isa for isa in ISAS if isa != "portable"]
+FUSED_SETS = [isa for isa in ISAS if isa != "portable"] or ISAS
 each_case = pytest.mark.parametrize("case", ROW_OPS.values(), ids=ROW_OPS.keys())
 each_isa = pytest.mark.parametrize("isa", ISAS)
 
