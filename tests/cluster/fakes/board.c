@@ -80,18 +80,48 @@ static uint64_t now_ns(void) {
     return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
-static __thread uint64_t waited_ns;
+/* When threads of this process wait for the fake's locks: as long as one does, others may wait for that thread, in
+ * what is under test. */
+static struct {
+    pthread_mutex_t mutex;
+    uint64_t total_ns, since_ns;
+    int num_waiting;
+} waits = {PTHREAD_MUTEX_INITIALIZER, 0, 0, 0};
+
+/* A child has one thread, and may have been made while another held the lock. */
+static void forget_waits(void) {
+    pthread_mutex_init(&waits.mutex, NULL);
+    waits.num_waiting = 0;
+}
+
+__attribute__((constructor)) static void watch_forks(void) { pthread_atfork(NULL, NULL, forget_waits); }
+
+static uint64_t waited_until(uint64_t now) {
+    return waits.total_ns + (waits.num_waiting ? now - waits.since_ns : 0);
+}
 
 uint64_t fake_waited_ns(void) {
-    return waited_ns;
+    pthread_mutex_lock(&waits.mutex);
+    uint64_t waited = waited_until(now_ns());
+    pthread_mutex_unlock(&waits.mutex);
+    return waited;
+}
+
+static void count_waiting(int change) {
+    pthread_mutex_lock(&waits.mutex);
+    uint64_t now = now_ns();
+    waits.total_ns = waited_until(now);
+    waits.since_ns = now;
+    waits.num_waiting += change;
+    pthread_mutex_unlock(&waits.mutex);
 }
 
 int fake_lock(pthread_mutex_t *mutex) {
     int result = pthread_mutex_trylock(mutex);
     if (result != EBUSY) return result;
-    uint64_t start = now_ns();
+    count_waiting(1);
     result = pthread_mutex_lock(mutex);
-    waited_ns += now_ns() - start;
+    count_waiting(-1);
     return result;
 }
 

@@ -48,5 +48,6 @@ __attribute__((visibility("default"))) void fake_forget(uint64_t pid);
 /* Lock one of the fake's own mutexes, counting the time that this takes. */
 int fake_lock(pthread_mutex_t *mutex);
 
-/* How long this thread has waited for the fake's locks: what a measurement of the limiter must leave out. */
+/* How long a thread of this process, any of them, has waited for the fake's locks: what a measurement of the limiter must
+ * leave out, since threads wait for each other in there. */
 __attribute__((visibility("default"))) uint64_t fake_waited_ns(void);
