@@ -91,7 +91,8 @@ LinearOp BoundProgram::linear(const RowsAt& x, const RowsAt& out, const WeightAt
         throw std::invalid_argument("products are float32 where a part of the matrix is not quantised");
     if (op.products == Products::kBF16 && !has_tiles_)
         throw std::invalid_argument("products in bfloat16 need matrix tiles: the set `amx`");
-    if (op.products == Products::kBF16 && op.x.form == RowForm::kF32 && scratch.size_bytes < bf16_bytes(x.num_rows, x.width))
+    const bool rounds = op.products == Products::kBF16 && op.x.form == RowForm::kF32;
+    if (rounds && scratch.size_bytes < bf16_bytes(x.num_rows, x.width))
         throw std::invalid_argument("no room in scratch for " + std::to_string(x.num_rows) + " rows in bfloat16");
     if (op.x.form != RowForm::kF32 && static_cast<int>(op.x.form) != static_cast<int>(op.products))
         throw std::invalid_argument("rows are narrowed for other products");

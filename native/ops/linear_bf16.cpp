@@ -11,7 +11,6 @@ namespace kvarto::KVARTO_ISA {
 namespace {
 
 constexpr int32_t kItemsPerWorker = 8;  // enough for workers to end together
-constexpr int32_t kManyRows = 33;
 static_assert(kFewestGatedRows == kFewestTileRows, "gates are activated as they leave tiles");
 
 // Float32 rows, rounded to the op's scratch.
@@ -29,10 +28,13 @@ Rows rounded(const LinearOp& op, int32_t num_rows, Worker& worker) {
 // read while they are near.
 int32_t panels_per_item(const Part& part, int32_t num_rows, int32_t num_workers) {
     const int32_t num_panels = part.num_panels();
-    if (num_rows < kManyRows)
+    if (num_rows < kFewestManyRows)
         return static_cast<int32_t>(align_up(std::max(1, num_panels / (kItemsPerWorker * num_workers)), 4));
     int32_t best = 4;
-    const auto turns = [&](int32_t share) { return share * ((num_panels + share * num_workers - 1) / (share * num_workers)); };
+    const auto turns = [&](int32_t share) {  // panels of the worker that has most
+        const int32_t round = share * num_workers;
+        return (num_panels + round - 1) / round * share;
+    };
     for (const int32_t share : {6, 8})
         if (turns(share) <= turns(best)) best = share;
     return best;

@@ -37,6 +37,8 @@ namespace kvarto::KVARTO_ISA {
 
 // Fewer rows are multiplied by vectors.
 inline constexpr int32_t kFewestTileRows = 3;
+// From here on weights are unpacked chunk by chunk, before they are multiplied.
+inline constexpr int32_t kFewestManyRows = 33;
 
 // Products of all rows with panels [first, last) of a part that has whole groups of 32 columns. No barrier, no
 // allocation; any thread may take any panels.

@@ -1,11 +1,11 @@
 // Products in matrix tiles: sixteen rows × sixteen rows of weights × 32 columns per instruction, which takes 16 cycles.
 // Sums stay in tiles over all columns, so nothing is scaled: that is why weights are unpacked to bfloat16.
 //
-// Up to 32 rows, four tiles of sums advance together, each group of weights unpacked just before its use. Per group of
-// a 4-bit panel that is 70 cycles to unpack and 20 to multiply, one after the other: vectors and the matrix unit hardly
-// overlap. Reading the 320 bytes takes about as long.
-// With more rows two panels are unpacked a chunk of columns at a time, and multiplied with two tiles of rows at once;
-// the matrix unit, and tiles that come from the second-level cache, are then the bound.
+// Up to 32 rows, up to four tiles of sums advance together, each group of weights unpacked while the one before it is
+// multiplied. Per group of a 4-bit panel that is 70 cycles to unpack and 20 to multiply; reading its 320 bytes takes
+// about as long.
+// With more rows two panels are unpacked a chunk of columns at a time, and multiplied with two tiles of rows at once.
+// The matrix unit is then the bound, as long as the lines that sums go to are asked for in time: they cost as much.
 #include "ops/linear_bf16.h"
 
 #if defined(__AMX_BF16__)
@@ -28,7 +28,6 @@ constexpr int32_t kAhead = 4096;  // bytes of a panel that are asked for before 
 constexpr int64_t kTileBytes = kBF16TileBytes;
 constexpr int kRowTile = 4;  // tiles 0..3 are sums, 4 and 5 rows, 6 and 7 weights
 constexpr int kWeightTile = 6;
-constexpr int32_t kFewRows = 32;  // for which weights are unpacked just before their use
 
 struct alignas(64) WeightTile {
     std::byte pairs[kTileBytes];
@@ -358,7 +357,7 @@ template <class F> void each_gate(const LinearOp& op, int32_t first, int32_t las
 void multiply_gated_bf16(const LinearOp& op, const BF16Rows& rows, int32_t first, int32_t last) {
     configure(rows.num_rows);
     with_format(op.weight.parts.front().format, [&]<Format format>() {
-        if (rows.num_rows <= kFewRows)
+        if (rows.num_rows < kFewestManyRows)
             each_gate(op, first, last, [&](const auto& at, ToGated& gated) { multiply_few<format>(at, rows, gated); });
         else
             each_chunk(rows, [&](int32_t first_group, int32_t last_group) {
@@ -373,7 +372,7 @@ void multiply_gated_bf16(const LinearOp& op, const BF16Rows& rows, int32_t first
 void multiply_panels_bf16_by_tiles(const Part& part, const BF16Rows& rows, int32_t first, int32_t last) {
     configure(rows.num_rows);
     with_format(part.format, [&]<Format format>() {
-        rows.num_rows <= kFewRows ? multiply_few<format>(part, rows, first, last)
+        rows.num_rows < kFewestManyRows ? multiply_few<format>(part, rows, first, last)
                                   : multiply_many<format>(part, rows, first, last);
     });
     release_tiles();

@@ -70,8 +70,8 @@ static uint64_t waited_for_core_ns(void) {
     return delay ? strtoull(delay, NULL, 10) : 0;
 }
 
-/* One call, timed without what it waited for the fake's own locks, and for a core: with hundreds of threads on a few of
- * them that is the scheduler's doing. */
+/* One call, timed without what its process waited for the fake's own locks, and its thread for a core: with hundreds of
+ * threads on a few of them that is the scheduler's doing. */
 static CUresult timed(const Place *place, Thing *thing, size_t size) {
     uint64_t start = now_ns(), waited = fake_waited_ns() + waited_for_core_ns();
     long sleeps = num_sleeps();
