@@ -2,6 +2,7 @@
  * `tests/cluster/limiter/test_table.py` compares sizes and offsets with a real `cuda.h` where one is installed. */
 #pragma once
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -47,6 +48,13 @@ typedef struct { int type, id; } CUmemLocation;
 static inline CUdevice location_device(CUmemLocation location) {
     if (location.type == CU_MEM_LOCATION_TYPE_DEVICE) return location.id;
     return location.type == CU_MEM_LOCATION_TYPE_DEVICE_LOCALITY_DOMAIN ? location.id & 0xff : -1;
+}
+
+/* Pinned memory of the host. A managed pool may be asked to start there, and its memory comes to the device all the
+ * same. */
+static inline bool is_on_host(int allocation_type, int location_type) {
+    return allocation_type == CU_MEM_ALLOCATION_TYPE_PINNED && location_type >= CU_MEM_LOCATION_TYPE_HOST &&
+           location_type <= CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT;
 }
 
 typedef struct {

@@ -27,6 +27,7 @@ typedef struct {
     int devices[MAX_ORDINALS]; /* per ordinal: 0 not asked yet, 1 no limit, 2 + index in the ledger */
     Records records;
     pthread_mutex_t virtual_lock, pool_lock, graph_lock, context_lock;
+    pthread_cond_t pool_left; /* by its last user */
     struct Pool *pools;
     struct Exec *execs;
     uint64_t graph_units[MAX_ORDINALS]; /* charged for executable graphs, per ordinal */

@@ -12,7 +12,7 @@ import signal
 import sys
 from typing import Any
 
-NUM_WAYS = 16
+NUM_WAYS = 17
 
 
 class Place(ctypes.Structure):

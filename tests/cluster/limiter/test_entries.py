@@ -12,7 +12,7 @@ from tests.cluster.limiter.container import OUT_OF_MEMORY
 
 EXACT = (
     "cuMemAlloc", "cuMemAllocManaged", "cuMemAllocPitch", "cuMemAllocAsync", "cuMemAllocAsync_ptsz",
-    "cuMemAllocFromPoolAsync", "cuArrayCreate", "cuArray3DCreate", "cuMipmappedArrayCreate", "cuMemCreate",
+    "cuMemAllocFromPoolAsync", "cuMemPoolCreate", "cuArrayCreate", "cuArray3DCreate", "cuMipmappedArrayCreate", "cuMemCreate",
     "cuGraphInstantiate", "cuCtxCreate", "cuCtxSetLimit",
 )  # fmt: skip
 IMPORTS = ("cuIpcOpenMemHandle", "cuImportExternalMemory", "cuMemPoolImportPointer")

@@ -39,6 +39,23 @@ static CUresult give_async(const Place *place, Thing *thing) {
     return cuMemFreeAsync(thing->pointer, place->stream);
 }
 
+/* From a pool of its own, which goes with it. */
+static CUresult take_pool(const Place *place, Thing *thing, size_t size) {
+    CUmemPoolProps props = {.allocType = 1, .location = {CU_MEM_LOCATION_TYPE_DEVICE, 0}};
+    CUmemoryPool pool;
+    CUresult result = cuMemPoolCreate(&pool, &props);
+    if (result != CUDA_SUCCESS) return result;
+    result = cuMemAllocFromPoolAsync(&thing->pointer, size, pool, place->stream);
+    if (result != CUDA_SUCCESS) cuMemPoolDestroy(pool);
+    thing->second = (CUdeviceptr)(uintptr_t)pool;
+    return result;
+}
+
+static CUresult give_pool(const Place *place, Thing *thing) {
+    CUresult result = cuMemFreeAsync(thing->pointer, place->stream);
+    return result == CUDA_SUCCESS ? cuMemPoolDestroy((CUmemoryPool)(uintptr_t)thing->second) : result;
+}
+
 static CUresult take_array(const Place *place, Thing *thing, size_t size) {
     CUDA_ARRAY_DESCRIPTOR shape = {1024, size / 4096 + 1, 0x20, 1};
     (void)place;
@@ -187,6 +204,7 @@ const Way ways[NUM_WAYS] = {
     {"cuMemAllocAsync", take_async, give_async},
     {"cuMemAllocAsync_ptsz", take_async_per_thread, give_linear},
     {"cuMemAllocFromPoolAsync", take_from_pool, give_async},
+    {"cuMemPoolCreate", take_pool, give_pool},
     {"cuArrayCreate", take_array, give_array},
     {"cuArray3DCreate", take_array_3d, give_array},
     {"cuMipmappedArrayCreate", take_mipmap, give_mipmap},
