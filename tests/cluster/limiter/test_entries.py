@@ -12,8 +12,8 @@ from tests.cluster.limiter.container import OUT_OF_MEMORY
 
 EXACT = (
     "cuMemAlloc", "cuMemAllocManaged", "cuMemAllocPitch", "cuMemAllocAsync", "cuMemAllocAsync_ptsz",
-    "cuMemAllocFromPoolAsync", "cuMemPoolCreate", "cuArrayCreate", "cuArray3DCreate", "cuMipmappedArrayCreate", "cuMemCreate",
-    "cuGraphInstantiate", "cuCtxCreate", "cuCtxSetLimit",
+    "cuMemAllocFromPoolAsync", "cuMemPoolCreate", "cuArrayCreate", "cuArray3DCreate", "cuMipmappedArrayCreate",
+    "cuMemCreate", "cuGraphInstantiate", "cuCtxCreate", "cuCtxSetLimit",
 )  # fmt: skip
 IMPORTS = ("cuIpcOpenMemHandle", "cuImportExternalMemory", "cuMemPoolImportPointer")
 """Memory that exists already: the importer is charged for it too, so the account is above the card."""

@@ -43,7 +43,8 @@ def stress(container: Container, program: Path, processes: int, threads: int, se
 
 @pytest.fixture
 def program(built: Build) -> Path:
-    return compile_c(built.folder / "stress", HERE / "stress.c", HERE / "waits.c", HERE / "ways.c", f"-L{built.folder}", "-lcuda")
+    sources = [HERE / "stress.c", HERE / "waits.c", HERE / "ways.c"]
+    return compile_c(built.folder / "stress", *sources, f"-L{built.folder}", "-lcuda")
 
 
 def test_a_few_processes_under_a_tight_limit(start: StartContainer, program: Path) -> None:
@@ -80,7 +81,7 @@ def test_sanitizers_find_nothing(start: StartContainer, tmp_path: Path, sanitize
     linking = ["-shared", "-fPIC", "-fvisibility=hidden", "-Wl,-soname,libcuda.so.1,-Bsymbolic"]
     subprocess.run(["cc", *flags, *linking, "-o", library, *fakes], check=True)
     program = folder / "stress"
-    own = [HERE / "stress.c", HERE / "waits.c", HERE / "ways.c", HERE / "plain_lookup.c"]
+    own = [HERE / name for name in ("stress.c", "waits.c", "ways.c", "plain_lookup.c")]
     subprocess.run(["cc", *flags, "-o", program, *own, *sources, library, "-ldl"], check=True)
     container = start(str(700 * MIB))
     del container.env["LD_PRELOAD"]
