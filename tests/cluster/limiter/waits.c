@@ -51,24 +51,23 @@ static uint64_t delay_of(int thread) {
     return delay;
 }
 
-static bool is_of_fake(const pthread_mutex_t *mutex) {
+static bool is_of_limiter(const pthread_mutex_t *mutex) {
     Dl_info info;
-    return dladdr(mutex, &info) && strstr(info.dli_fname, "libcuda.so");
+    return dladdr(mutex, &info) && strstr(info.dli_fname, "libkvarto-limiter");
 }
 
-/* Wait while `owner` has the lock, or a little longer. True once it is ours. */
-static bool wait_for_owner(pthread_mutex_t *mutex, int owner) {
-    struct timespec until;
+/* Wait while `owner` has the lock. 0 once it is ours, ETIMEDOUT when somebody else has it. */
+static int wait_for_owner(pthread_mutex_t *mutex, int owner) {
     uint64_t start = now_ns(), before = delay_of(owner);
     int result = ETIMEDOUT;
     while (result == ETIMEDOUT && __atomic_load_n(&mutex->__data.__owner, __ATOMIC_RELAXED) == owner) {
         uint64_t end = now_ns() + LOOK_NS;
-        until = (struct timespec){(time_t)(end / 1000000000u), (long)(end % 1000000000u)};
+        struct timespec until = {(time_t)(end / 1000000000u), (long)(end % 1000000000u)};
         result = pthread_mutex_clocklock(mutex, CLOCK_MONOTONIC, &until);
     }
     uint64_t spent = now_ns() - start, delay = delay_of(owner) - before;
     for_owners_ns += delay < spent ? delay : spent;
-    return result == 0;
+    return result;
 }
 
 /* Takes the place of the C library's in this program and in the libraries that it loads. */
@@ -77,10 +76,11 @@ int pthread_mutex_lock(pthread_mutex_t *mutex) {
     if (!real) real = (int (*)(pthread_mutex_t *))dlsym(RTLD_NEXT, "pthread_mutex_lock");
     int result = pthread_mutex_trylock(mutex);
     if (result != EBUSY) return result;
-    if (is_of_fake(mutex)) return real(mutex);
-    while (!wait_for_owner(mutex, __atomic_load_n(&mutex->__data.__owner, __ATOMIC_RELAXED))) {
-    }
-    return 0;
+    if (!is_of_limiter(mutex)) return real(mutex);
+    do {
+        result = wait_for_owner(mutex, __atomic_load_n(&mutex->__data.__owner, __ATOMIC_RELAXED));
+    } while (result == ETIMEDOUT);
+    return result;
 }
 
 #endif
