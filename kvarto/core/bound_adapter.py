@@ -73,7 +73,7 @@ class BoundRows:
     op_index: int
     """Of an `Embed` or `Logits`."""
     token_ids: tuple[int, ...]
-    """Ascending."""
+    """Distinct, in the order of the rows."""
     rows: Strips
     """One per token."""
 
