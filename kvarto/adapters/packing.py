@@ -103,9 +103,8 @@ def strips_of(adapter: Adapter) -> list[Strips]:
             found.append(Strips(1, update.bias.shape[0], update.bias.dtype.itemsize))
         if update.magnitude is not None:
             found.append(Strips(1, update.magnitude.shape[0], SCALE_DTYPE.itemsize))
-    for rows in (token_rows.rows for token_rows in adapter.token_rows):
-        found.append(Strips(rows.shape[0], rows.shape[1], rows.dtype.itemsize))
-    return found
+    rows = (token_rows.rows for token_rows in adapter.token_rows)
+    return found + [Strips(array.shape[0], array.shape[1], array.dtype.itemsize) for array in rows]
 
 
 def stream_bytes(adapter: Adapter) -> int:

@@ -21,7 +21,7 @@ _Read = Callable[[], bytes]
 
 
 def page_images(adapter: Adapter, page_bytes: int, scale_of: ScaleOf | None = None) -> Iterator[bytes]:
-    """Each page in order; what the last one does not hold is zero. `scale_of` may be None where nothing has a magnitude.
+    """Each page in order; what the last one does not hold is zero. `scale_of` is needed where there are magnitudes.
 
     Reads every tensor once and holds one at a time. Raises BadAdapter where a value is not finite, or a file changed.
     """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -69,7 +70,7 @@ def test_strips_cover_the_stream_and_overlap_nowhere(adapter: Adapter, base: Bas
     bound = bound_to_all(adapter, base)
     spans = sorted((strips.start, strips.end) for strips in strips_in_order(bound))
     assert spans[0][0] == 0
-    assert all(end == start for (_, end), (start, _) in zip(spans, spans[1:], strict=False))
+    assert all(end == start for (_, end), (start, _) in pairwise(spans))
     assert spans[-1][1] == stream_bytes(adapter) <= len(bound.pages) * PAGE_BYTES
     assert all(strips.start % strips.dtype.itemsize == 0 for strips in strips_in_order(bound))
 

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvarto.core import _native
+from kvarto.core.bound_adapter import BoundAdapter
 from kvarto.core.buffers import StepLimits
 from kvarto.core.dtype import DType
 from kvarto.core.kv_format import KVFormat
@@ -15,6 +16,7 @@ from kvarto.core.program import Program
 from kvarto.core.step import Step, StepResult
 from kvarto.core.weight_format import LANES, WeightFormat, panel_bytes
 from kvarto.memory.arena import Arena
+from kvarto.ops.adapter_check import check_bound
 from kvarto.ops.native.compile import compile_program
 from kvarto.ops.native.isa import arithmetic, choose_isa
 from kvarto.ops.native.numerics import Numerics, decide_numerics
@@ -121,6 +123,27 @@ class NativeBackend:
         page = opened.arena.view(start + source * size_bytes, size_bytes)
         opened.arena.view(start + target * size_bytes, size_bytes)[:] = page
 
+    def write_page(self, page: int, data: NDArray[np.uint8]) -> None:
+        """See `ops.base.Backend`."""
+        opened = self._open()
+        size_bytes, start = opened.layout.kv_format.page_bytes, opened.layout.pages.offset
+        assert 0 <= page < opened.layout.num_pages, f"page {page} of {opened.layout.num_pages}"
+        assert len(data) <= size_bytes, f"{len(data)} bytes for a page of {size_bytes}"
+        opened.arena.view(start + page * size_bytes, len(data))[:] = data
+
+    def bind_adapter(self, handle: int, adapter: BoundAdapter) -> None:
+        """See `ops.base.Backend`. Raises ValueError where it does not fit the program, the plan or the pool."""
+        opened = self._open()
+        assert handle not in opened.adapters, f"handle {handle} is bound"
+        check_bound(handle, adapter, opened.program, opened.layout)
+        opened.adapters[handle] = adapter
+
+    def unbind_adapter(self, handle: int) -> None:
+        """See `ops.base.Backend`."""
+        opened = self._open()
+        assert handle in opened.adapters, f"handle {handle} is not bound"
+        del opened.adapters[handle]
+
     def close(self) -> None:
         """See `ops.base.Backend`."""
         if self._opened is not None:
@@ -149,6 +172,7 @@ class _Opened:
         self.layout = layout
         self.arena = arena
         self.compiled = compiled
+        self.adapters: dict[int, BoundAdapter] = {}
         self.num_logits = 0
         self.logits_name = next(op.logits for op in program.ops if isinstance(op, Sample))
 
