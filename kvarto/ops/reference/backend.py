@@ -113,7 +113,7 @@ class ReferenceBackend:
         """See `ops.base.Backend`."""
         _, layout = self._opened()
         _check_size(step, layout.limits)
-        batch = Batch(step, layout.kv_format.page_size, self._device)
+        batch = Batch(step, layout.kv_format.page_size, self._device, self._adapters)
         with torch.inference_mode():
             for kernel in self._kernels:
                 kernel.run(batch)
