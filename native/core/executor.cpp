@@ -85,6 +85,7 @@ Executor::Space Executor::space_of(const AnyOp& op) {
 void Executor::add(AnyOp op) {
     const Space space = space_of(op);
     const size_t index = ops_.size();
+    if (auto* linear = std::get_if<LinearOp>(&op)) linear->index = static_cast<int32_t>(index);
     ops_.push_back(std::move(op));
     if (index > 0 && may_follow(ops_[index - 1], ops_[index]))
         phases_.back().last = index + 1;
@@ -98,11 +99,19 @@ void Executor::add_to_linear(GatedActivationOp op) {
         linear->gated = op.out;
         linear->activation = op.activation;
         op.is_fused = true;
+        op.linear = linear->index;
     }
     add(op);
 }
 
 void Executor::run(const StepView& step, std::span<int64_t> ends_ns) {
+    adapters_.prepare(step);
+    StepView prepared = step;
+    prepared.updated = adapters_.updated();
+    walk(prepared, ends_ns);
+}
+
+void Executor::walk(const StepView& step, std::span<int64_t> ends_ns) {
     using Clock = std::chrono::steady_clock;
     const bool measures = !ends_ns.empty();
     const auto start = measures ? Clock::now() : Clock::time_point{};
@@ -125,8 +134,17 @@ void Executor::run_phase(const Phase& phase, const StepView& step, Worker& worke
     std::visit(
         [&]<class Op>(const Op& op) {
             if constexpr (!RowOp<Op>) kernel_of(kernels_, op)(op, step, worker);
+            if constexpr (std::is_same_v<Op, LinearOp>)
+                if (step.is_updated(op.index)) add_adapters(op, worker);
         },
         ops_[phase.first]);
+}
+
+void Executor::add_adapters(const LinearOp& op, Worker& worker) const {
+    const AdapterWork work{op.x, op.out, op.sums, adapters_.rows(op.x.per_sample), op.index};
+    kernels_.adapter_shrink(work, worker);
+    worker.barrier();
+    kernels_.adapter_expand(work, worker);
 }
 
 void Executor::run_rows(const Phase& phase, const StepView& step, Worker& worker, int64_t num_rows) const {

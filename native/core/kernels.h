@@ -2,6 +2,7 @@
 // namespace kvarto::KVARTO_ISA (portable, avx2, avx512, amx); `kernels.cpp` fills the table there.
 #pragma once
 
+#include "core/adapters.h"
 #include "core/ops.h"
 #include "core/step.h"
 #include "core/threads.h"
@@ -29,6 +30,10 @@ struct Kernels {
     void (*experts)(const ExpertsOp&, const StepView&, Worker&);
     void (*logits)(const LogitsOp&, const StepView&, Worker&);
     void (*sample)(const SampleOp&, const StepView&, Worker&);
+
+    // What adapters add to a linear, in two phases: the first beside the linear, the second after a barrier.
+    void (*adapter_shrink)(const AdapterWork&, Worker&);
+    void (*adapter_expand)(const AdapterWork&, Worker&);
 };
 
 }  // namespace kvarto

@@ -1,6 +1,7 @@
 // The table of this instruction set's kernels.
 #include "core/kernels.h"
 
+#include "ops/adapter_product.h"
 #include "ops/attention.h"
 #include "ops/experts.h"
 #include "ops/linear.h"
@@ -31,6 +32,8 @@ const Kernels& kernels() {
         .experts = experts,
         .logits = logits,
         .sample = sample,
+        .adapter_shrink = adapter_shrink,
+        .adapter_expand = adapter_expand,
     };
     return table;
 }

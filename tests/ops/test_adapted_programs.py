@@ -10,6 +10,7 @@ import pytest
 
 from kvarto.adapters.adapter import Adapter
 from kvarto.adapters.targets import targets_of
+from kvarto.core import _native
 from kvarto.core.dtype import DType
 from kvarto.core.program import Program
 from tests.ops.adapters import Draw, drawn, merged, with_adapters
@@ -19,6 +20,7 @@ from tests.ops.opened import LIMITS, LLAMA, TINY, Opened, open_backend
 ATTENTION = tuple(f"self_attn.{name}_proj" for name in "qkvo")
 MLP = tuple(f"mlp.{name}_proj" for name in ("gate", "up", "down"))
 RANK = 9
+ROUNDED = ["native int8"] + ["native bf16"] * ("amx" in _native.ops.isas())
 
 
 def adapters_of(program: Program) -> list[Adapter]:
@@ -92,7 +94,7 @@ def mixed(opened: Opened, asked: Sequence[Request], max_chunk: int) -> list[Arra
     return [np.concatenate(parts) for parts in logits]
 
 
-@pytest.mark.parametrize("kind", ["reference"])
+@pytest.mark.parametrize("kind", ["reference", "native", *ROUNDED])
 def test_bits_do_not_depend_on_the_batch(kind: str) -> None:
     asked = requests()
     opened = opened_with_adapters(kind)
@@ -114,7 +116,7 @@ def test_bits_do_not_depend_on_the_batch(kind: str) -> None:
         opened.backend.close()
 
 
-@pytest.mark.parametrize("kind", ["reference"])
+@pytest.mark.parametrize("kind", ["reference", "native"])
 def test_logits_are_those_of_merged_weights(kind: str) -> None:
     opened = opened_with_adapters(kind)
     adapters = adapters_of(opened.program)
@@ -128,3 +130,19 @@ def test_logits_are_those_of_merged_weights(kind: str) -> None:
             np.testing.assert_allclose(got, want, rtol=0, atol=1e-4 * np.abs(want).max())
         whole.backend.close()
     opened.backend.close()
+
+
+@pytest.mark.parametrize("kind", ROUNDED)
+def test_rounded_rows_are_read_as_what_they_stand_for(kind: str) -> None:
+    rounded, exact = opened_with_adapters(kind), opened_with_adapters("native q4 f32")
+    prompt = np.random.default_rng(0).integers(0, TINY["vocab_size"], 50)
+
+    def error(handle: int | None) -> float:
+        """Of rounding activations, in shares of how far logits spread."""
+        got, want = (alone(opened, Request(prompt, handle)) for opened in (rounded, exact))
+        return float(np.abs(got - want).mean() / want.std())
+
+    # Measured: 0.85 to 1.15 of the bare base's, which is 7 % for int8 and 2 % for bfloat16 in so small a model.
+    assert max(error(handle) for handle in range(4)) < 1.3 * error(None)
+    rounded.backend.close()
+    exact.backend.close()

@@ -29,7 +29,7 @@ def llama(request: pytest.FixtureRequest) -> Iterator[Opened]:
 @pytest.fixture
 def bound(llama: Opened) -> BoundAdapter:
     base = targets_of(llama.program)
-    names = ("model.layers.0.self_attn.q_proj", "model.layers.0.self_attn.v_proj", "lm_head")
+    names = ("model.layers.0.self_attn.q_proj", "model.layers.0.self_attn.v_proj", "model.layers.1.mlp.down_proj")
     adapter = drawn([base.find(name) for name in names], Draw())
     page_bytes = llama.layout.kv_format.page_bytes
     return bind(adapter, base, np.arange(num_pages(stream_bytes(adapter), page_bytes), dtype=np.int32), page_bytes)

@@ -1,4 +1,4 @@
-"""One product and what adapters add to it, on the reference backend: against NumPy, and bit for bit against itself."""
+"""One product and what adapters add to it, on both backends: against NumPy, and bit for bit against itself."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from kvarto.core.dtype import DType
 from kvarto.core.ops import Linear
 from kvarto.core.step import Step
 from tests.ops.adapters import Draw, base_of, drawn, stored, with_adapters
+from tests.ops.native.native_op import ISAS, NativeOp
 from tests.ops.one_op import NO_KV, OneOp, assert_same_bits
 from tests.ops.steps import paged_step
 
@@ -41,12 +42,27 @@ NAMES = (
 )  # fmt: skip
 
 
-def bench() -> OneOp:
+NATIVE = [f"{isa} {threads}" for isa in dict.fromkeys((ISAS[0], ISAS[-1])) for threads in (1, 3)]
+Bench = OneOp | NativeOp
+
+
+@pytest.fixture(params=["reference", *NATIVE])
+def bench(request: pytest.FixtureRequest) -> Bench:
+    return bench_of(request.param)
+
+
+def bench_of(kind: str) -> Bench:
+    """The op with all adapters bound: the reference, or an instruction set and a number of threads."""
     page_bytes = NO_KV.page_bytes
     assert page_bytes == 4096, "a strip of 1330 columns of float32 straddles pages"
     free = np.random.default_rng(5).permutation(900).tolist()
-    bound = {HANDLES[name]: stored(a, base_of(OP, WEIGHT.shape), page_bytes, free) for name, a in ADAPTERS.items()}
-    return OneOp(OP, {"w": WEIGHT}, {"y": OUT}, num_pages=900, adapters=bound, max_lora_rank=64)
+    base = base_of(OP, (OUT, IN))
+    bound = {HANDLES[name]: stored(adapter, base, page_bytes, free) for name, adapter in ADAPTERS.items()}
+    one = OneOp(OP, {"w": WEIGHT}, {"y": OUT}, num_pages=900, adapters=bound, max_lora_rank=64)
+    if kind == "reference":
+        return one
+    isa, threads = kind.split()
+    return NativeOp.like(one, isa=isa, num_threads=int(threads), adapters=bound, max_lora_rank=64, num_pages=900)
 
 
 def step_of(lengths: Sequence[int], contexts: Sequence[int]) -> Step:
@@ -63,45 +79,49 @@ def expected(x: Array, adapter: Adapter | None) -> Array:
 
 
 def run(
-    x: Array, lengths: Sequence[int], names: Sequence[str | None], starts: Mapping[int, int] | None = None
+    bench: Bench,
+    x: Array,
+    lengths: Sequence[int],
+    names: Sequence[str | None],
+    starts: Mapping[int, int] | None = None,
 ) -> Array:
     step = step_of(lengths, CONTEXTS[: len(lengths)] if len(lengths) == len(CONTEXTS) else list(lengths))
     handles = [None if name is None else HANDLES[name] for name in names]
     asked = [(starts or {}).get(s, 0) for s in range(len(lengths))]
-    return bench().run({"x": x}, with_adapters(step, handles, asked))["y"]
+    return bench.run({"x": x}, with_adapters(step, handles, asked))["y"]
 
 
 @pytest.mark.parametrize("name", ADAPTERS)
-def test_an_adapter_alone_equals_numpy(name: str) -> None:
+def test_an_adapter_alone_equals_numpy(bench: Bench, name: str) -> None:
     x = np.random.default_rng(1).normal(size=(37, IN)).astype(np.float32)
-    y = run(x, [37], [name])
+    y = run(bench, x, [37], [name])
     want = expected(x, ADAPTERS[name])
     np.testing.assert_allclose(y, want, rtol=0, atol=1e-6 * np.abs(want).max() * 10)
 
 
-def test_zeros_change_nothing() -> None:
+def test_zeros_change_nothing(bench: Bench) -> None:
     x = np.random.default_rng(1).normal(size=(37, IN)).astype(np.float32)
-    assert_same_bits(run(x, [37], ["zeros"]), OneOp(OP, {"w": WEIGHT}, {"y": OUT}).run({"x": x})["y"])
+    assert_same_bits(run(bench, x, [37], ["zeros"]), run(bench, x, [37], [None]))
 
 
-def test_rows_of_a_mixed_batch_have_the_bits_that_they_have_alone() -> None:
+def test_rows_of_a_mixed_batch_have_the_bits_that_they_have_alone(bench: Bench) -> None:
     x = np.random.default_rng(2).normal(size=(sum(LENGTHS), IN)).astype(np.float32)
-    y = run(x, LENGTHS, NAMES)
+    y = run(bench, x, LENGTHS, NAMES)
     ends = np.cumsum(LENGTHS)
     for name, start, end in zip(NAMES, ends - LENGTHS, ends, strict=True):
         part = x[start:end]
         np.testing.assert_allclose(y[start:end], expected(part, None if name is None else ADAPTERS[name]), atol=1e-3)
-        assert_same_bits(y[start:end], run(part, [len(part)], [name]))
+        assert_same_bits(y[start:end], run(bench, part, [len(part)], [name]))
         for row in range(0, len(part), 7):
-            assert_same_bits(y[start + row : start + row + 1], run(part[row : row + 1], [1], [name]))
+            assert_same_bits(y[start + row : start + row + 1], run(bench, part[row : row + 1], [1], [name]))
 
 
-def test_rows_before_the_start_of_their_adapter_are_the_bases() -> None:
+def test_rows_before_the_start_of_their_adapter_are_the_bases(bench: Bench) -> None:
     x = np.random.default_rng(3).normal(size=(sum(LENGTHS), IN)).astype(np.float32)
     names = ["rank 8, bands"] * len(LENGTHS)
-    bare, all_rows = run(x, LENGTHS, [None] * len(LENGTHS)), run(x, LENGTHS, names)
+    bare, all_rows = run(bench, x, LENGTHS, [None] * len(LENGTHS)), run(bench, x, LENGTHS, names)
     starts = {0: 13, 1: 8, 2: 30, 4: 31, 7: 15}
-    y = run(x, LENGTHS, names, starts)
+    y = run(bench, x, LENGTHS, names, starts)
     first = 0
     for s, (length, context) in enumerate(zip(LENGTHS, CONTEXTS, strict=True)):
         for row in range(length):
@@ -110,7 +130,19 @@ def test_rows_before_the_start_of_their_adapter_are_the_bases() -> None:
         first += length
 
 
-def test_a_handle_that_is_not_bound_is_a_broken_law() -> None:
+def test_a_handle_that_is_not_bound_is_refused(bench: Bench) -> None:
     x = np.zeros((1, IN), np.float32)
-    with pytest.raises(AssertionError, match="adapter 3, which is not bound"):
-        bench().run({"x": x}, with_adapters(step_of([1], [1]), [3]))
+    with pytest.raises((AssertionError, ValueError), match=r"3, which is not bound"):
+        bench.run({"x": x}, with_adapters(step_of([1], [1]), [3]))
+
+
+def test_native_bits_depend_on_no_threads_and_only_on_fused_multiply_add() -> None:
+    x = np.random.default_rng(4).normal(size=(sum(LENGTHS), IN)).astype(np.float32)
+    want = run(bench_of(f"{ISAS[-1]} 1"), x, LENGTHS, NAMES)
+    assert_same_bits(run(bench_of(f"{ISAS[-1]} 2"), x, LENGTHS, NAMES), want)
+    for isa in ISAS[:-1]:
+        got = run(bench_of(f"{isa} 2"), x, LENGTHS, NAMES)
+        if isa == "portable":
+            np.testing.assert_allclose(got, want, rtol=0, atol=1e-5 * np.abs(want).max())
+        else:
+            assert_same_bits(got, want)

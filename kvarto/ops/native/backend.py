@@ -17,6 +17,7 @@ from kvarto.core.step import Step, StepResult
 from kvarto.core.weight_format import LANES, WeightFormat, panel_bytes
 from kvarto.memory.arena import Arena
 from kvarto.ops.adapter_check import check_bound
+from kvarto.ops.native.adapters import bind_native
 from kvarto.ops.native.compile import compile_program
 from kvarto.ops.native.isa import arithmetic, choose_isa
 from kvarto.ops.native.numerics import Numerics, decide_numerics
@@ -136,13 +137,15 @@ class NativeBackend:
         opened = self._open()
         assert handle not in opened.adapters, f"handle {handle} is bound"
         check_bound(handle, adapter, opened.program, opened.layout)
-        opened.adapters[handle] = adapter
+        bind_native(opened.compiled, handle, adapter, opened.layout)
+        opened.adapters.add(handle)
 
     def unbind_adapter(self, handle: int) -> None:
         """See `ops.base.Backend`."""
         opened = self._open()
         assert handle in opened.adapters, f"handle {handle} is not bound"
-        del opened.adapters[handle]
+        opened.compiled.unbind_adapter(handle)
+        opened.adapters.remove(handle)
 
     def close(self) -> None:
         """See `ops.base.Backend`."""
@@ -172,7 +175,8 @@ class _Opened:
         self.layout = layout
         self.arena = arena
         self.compiled = compiled
-        self.adapters: dict[int, BoundAdapter] = {}
+        self.adapters: set[int] = set()
+        """Handles that are bound."""
         self.num_logits = 0
         self.logits_name = next(op.logits for op in program.ops if isinstance(op, Sample))
 

@@ -1,0 +1,84 @@
+// Adapters of a program: places in the pool become addresses, and none may lie outside.
+#include <memory>
+#include <stdexcept>
+#include <utility>
+
+#include "bindings/bound_program.h"
+
+namespace kvarto {
+
+namespace {
+
+constexpr int64_t kMostBytes = int64_t{1} << 60;  // sums of a few of them do not overflow
+
+void require(bool holds, const std::string& what) {
+    if (!holds) throw std::invalid_argument("adapter: " + what);
+}
+
+Strips strips(const StripsAt& at) {
+    require(at.type >= 0 && at.type <= static_cast<int32_t>(StripType::kBF16), "no such type of strips");
+    require(at.start >= 0 && at.num_strips > 0 && at.num_columns > 0, "strips without bytes");
+    const Strips made{at.start, at.num_strips, at.num_columns, static_cast<StripType>(at.type)};
+    require(at.start <= kMostBytes && at.start % made.item_bytes() == 0, "strips begin nowhere");
+    require(at.num_strips <= kMostBytes / made.strip_bytes(), "strips are too many");
+    return made;
+}
+
+Strips strips(const std::optional<StripsAt>& at) { return at ? strips(*at) : Strips{}; }
+
+// What an op reads, writes, and keeps sums for.
+struct Widths {
+    int32_t in, out, ranks;
+};
+
+Widths widths(const AnyOp& any) {
+    if (const auto* linear = std::get_if<LinearOp>(&any)) return {linear->x.width, linear->out.width, linear->sums.width};
+    return {};
+}
+
+void check(const AdapterUpdate& update, const Adapter& adapter, const Widths& op) {
+    require(op.ranks > 0, "op " + std::to_string(update.op) + " was not planned for updates");
+    require(update.a.num_columns == op.in, "A has another width than what the op reads");
+    require(update.b.num_strips == update.rank(), "A and B have different ranks");
+    require(update.first_row >= 0 && update.first_row <= op.out - update.b.num_columns, "rows that the op does not write");
+    require(update.first_rank + update.rank() <= op.ranks, "larger ranks than were planned for");
+    for (const Strips& vector : {update.bias, update.magnitude})
+        require(vector.num_strips == 0 || (vector.num_strips == 1 && vector.num_columns == update.b.num_columns),
+                "a vector beside B of another length");
+    for (const Strips& each : {update.a, update.b, update.bias, update.magnitude})
+        require(each.end() <= adapter.size_bytes(), "strips behind the end of the pages");
+}
+
+}  // namespace
+
+AdapterUpdate BoundProgram::update(const UpdateAt& at) const {
+    require(at.op >= 0 && at.op < executor_.num_ops(), "no op " + std::to_string(at.op));
+    return {at.op, at.first_row, at.scaling, strips(at.a), strips(at.b), strips(at.bias), strips(at.magnitude)};
+}
+
+void BoundProgram::bind_adapter(int32_t handle, const PagesAt& pool, const std::vector<int32_t>& pages,
+                                const std::vector<UpdateAt>& updates) {
+    require(handle >= 0 && handle < kMaxAdapters && !adapters_.is_bound(handle), "a handle that is not free");
+    require(pool.page_bytes >= 2048 && pool.page_bytes % 64 == 0, "pages too small for a piece of a strip");
+    const std::byte* first = this->pages(pool).data;
+    std::vector<const std::byte*> places;
+    for (const int32_t page : pages) {
+        require(page >= 0 && page < bounds_.num_pages, "no page " + std::to_string(page));
+        places.push_back(first + page * pool.page_bytes);
+    }
+    std::vector<AdapterUpdate> made;
+    for (const UpdateAt& at : updates) {
+        made.push_back(update(at));
+        require(made.size() < 2 || made[made.size() - 2].op <= made.back().op, "updates in another order than ops");
+    }
+    auto adapter = std::make_unique<const Adapter>(pool.page_bytes, std::move(places), std::move(made), executor_.num_ops());
+    for (const AdapterUpdate& each : adapter->updates()) check(each, *adapter, widths(executor_.op(each.op)));
+    adapters_.bind(handle, std::move(adapter));
+}
+
+void BoundProgram::unbind_adapter(int32_t handle) {
+    require(handle >= 0 && handle < kMaxAdapters && adapters_.is_bound(handle), "a handle that is not bound");
+    adapters_.unbind(handle);
+}
+
+}  // namespace kvarto
