@@ -64,6 +64,10 @@ class Backend(Protocol):
         """
         ...
 
+    def read_rows(self, name: str, first_row: int, num_rows: int) -> NDArray[np.float32]:
+        """Rows of a stored matrix as `[num_rows, columns]`, in float32: what its format means."""
+        ...
+
     def run(self, step: Step) -> StepResult:
         """One pass: writes the step's KV into its slots and samples the rows asked for."""
         ...

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvarto.adapters.adapter import Adapter, LowRankUpdate
+from kvarto.adapters.adapter import Adapter, LowRankUpdate, TokenRows
 from kvarto.adapters.arrays import LazyArray
 from kvarto.adapters.binding import bind
+from kvarto.adapters.magnitudes import scale_of
 from kvarto.adapters.packing import num_pages, stream_bytes
 from kvarto.adapters.pages import ScaleOf, page_images
 from kvarto.adapters.targets import BaseTargets, Role, Target
@@ -42,6 +43,7 @@ class Draw:
     scaling: float = 0.5
     spread: float = 0.2
     has_bias: bool = False
+    has_magnitude: bool = False
     seed: int = 0
 
 
@@ -61,10 +63,17 @@ def drawn(targets: Sequence[Target], draw: Draw) -> Adapter:
                 array((draw.rank, target.in_width), draw.dtypes[0]),
                 array((target.out_width, draw.rank), draw.dtypes[1]),
                 array((target.out_width,), draw.dtypes[1]) if draw.has_bias else None,
+                lazy(rng.uniform(0.5, 8, target.out_width), draw.dtypes[1]) if draw.has_magnitude else None,
             )
             for target in targets
         )
     )
+
+
+def with_tokens(adapter: Adapter, weight: str, roles: tuple[Role, ...], ids: Sequence[int], width: int) -> Adapter:
+    """The adapter that replaces tokens too."""
+    values = np.random.default_rng(len(ids)).normal(size=(len(ids), width))
+    return replace(adapter, token_rows=(*adapter.token_rows, TokenRows(weight, roles, tuple(ids), lazy(values))))
 
 
 @dataclass
@@ -77,16 +86,19 @@ class Shelf:
     free: list[int]
     bound: list[NDArray[np.int32]] = field(default_factory=list)
 
-    def bind(self, adapter: Adapter, scale_of: ScaleOf | None = None) -> int:
+    def bind(self, adapter: Adapter) -> int:
         """Fill pages and bind; the handle."""
         count = num_pages(stream_bytes(adapter), self.page_bytes)
         pages = np.array([self.free.pop() for _ in range(count)], np.int32)
-        for page, image in zip(pages.tolist(), page_images(adapter, self.page_bytes, scale_of), strict=True):
+        for page, image in zip(pages.tolist(), page_images(adapter, self.page_bytes, self._scale_of), strict=True):
             self.backend.write_page(page, np.frombuffer(image, np.uint8))
         handle = len(self.bound)
         self.backend.bind_adapter(handle, bind(adapter, self.base, pages, self.page_bytes))
         self.bound.append(pages)
         return handle
+
+    def _scale_of(self, update: LowRankUpdate) -> NDArray[np.float32]:
+        return scale_of(update, self.backend.read_rows)
 
 
 @dataclass(frozen=True)
@@ -120,6 +132,11 @@ def base_of(op: Op, weight_shape: tuple[int, int]) -> BaseTargets:
     return base
 
 
+def scales(matrix: Array) -> ScaleOf:
+    """What magnitudes are with that weight below them."""
+    return lambda update: scale_of(update, lambda _, first, count: matrix[first : first + count].astype(np.float32))
+
+
 def with_adapters(step: Step, handles: Sequence[int | None], starts: Sequence[int] | None = None) -> Step:
     """The step with an adapter per sequence."""
     adapters = np.array([NO_ADAPTER if handle is None else handle for handle in handles], np.int32)
@@ -128,11 +145,18 @@ def with_adapters(step: Step, handles: Sequence[int | None], starts: Sequence[in
 
 
 def merged(adapter: Adapter, target_weight: str, matrix: Array) -> Array:
-    """The matrix `[out, in]` of a weight with all updates added, in float64."""
+    """The matrix `[out, in]` of a weight, or a table `[tokens, hidden]`, with all changes made to it, in float64."""
     matrix = matrix.astype(np.float64)
+    for rows in adapter.token_rows:
+        if rows.weight == target_weight:
+            matrix[list(rows.token_ids)] = rows.rows.values()
     for update in adapter.updates:
         target = update.target
         if target.weight == target_weight:
             a, b = (x.values().astype(np.float64) for x in (update.lora_a, update.lora_b))
-            matrix[target.first_row : target.first_row + target.out_width] += update.scaling * (b @ a)
+            rows = matrix.T if target.role is Role.EMBED else matrix
+            band = rows[target.first_row : target.first_row + target.out_width]
+            band += update.scaling * (b @ a)
+            if update.magnitude is not None:
+                band *= (update.magnitude.values() / np.linalg.norm(band, axis=1))[:, None]
     return matrix

@@ -100,6 +100,23 @@ class NativeBackend:
         panels = opened.arena.view(start + first_row // LANES * size_bytes, -(-len(raw) // LANES) * size_bytes)
         _native.weights.repack_rows(part.format.code, part.group_size, num_columns, raw, panels)
 
+    def read_rows(self, name: str, first_row: int, num_rows: int) -> NDArray[np.float32]:
+        """See `ops.base.Backend`."""
+        opened = self._open()
+        weight = opened.program.weights[name]
+        assert 0 <= first_row <= first_row + num_rows <= weight.shape[0], f"rows {first_row} + {num_rows} of `{name}`"
+        rows = np.empty((num_rows, weight.shape[-1]), np.float32)
+        part_row = 0
+        for part, offset in zip(weight.parts, weight.part_offsets(), strict=True):
+            start, stop = max(first_row, part_row), min(first_row + num_rows, part_row + part.num_rows)
+            if start < stop:
+                place = opened.layout.weight_offsets[name] + offset
+                panels = opened.arena.view(place, part.size_bytes(weight.shape[-1]))
+                out = rows[start - first_row : stop - first_row]
+                _native.weights.unpack_rows(part.format.code, part.group_size, panels, start - part_row, out)
+            part_row += part.num_rows
+        return rows
+
     def run(self, step: Step) -> StepResult:
         """See `ops.base.Backend`."""
         opened = self._open()

@@ -109,6 +109,16 @@ class ReferenceBackend:
         """Never called: `weight_format` keeps no parts."""
         raise AssertionError(f"`{name}` is row-major on the reference backend")
 
+    def read_rows(self, name: str, first_row: int, num_rows: int) -> NDArray[np.float32]:
+        """See `ops.base.Backend`."""
+        memory, layout = self._opened()
+        assert self._program is not None, "an open backend has a program"
+        weight = self._program.weights[name]
+        assert 0 <= first_row <= first_row + num_rows <= weight.shape[0], f"rows {first_row} + {num_rows} of `{name}`"
+        matrix = memory.view(layout.weight_offsets[name], weight.shape, TORCH_DTYPES[weight.dtype])
+        rows: NDArray[np.float32] = matrix[first_row : first_row + num_rows].float().cpu().numpy().copy()
+        return rows
+
     def run(self, step: Step) -> StepResult:
         """See `ops.base.Backend`."""
         _, layout = self._opened()
