@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from kvarto.adapters.adapter import Adapter, LowRankUpdate, TokenRows
 from kvarto.adapters.arrays import LazyArray
 from kvarto.adapters.packing import SCALE_DTYPE, num_pages, stream_bytes, stream_starts, strips_of
-from kvarto.adapters.targets import BaseTargets, Role
+from kvarto.adapters.targets import BaseTargets
 from kvarto.core.bound_adapter import BoundAdapter, BoundRows, BoundUpdate, Strips
 from kvarto.core.dtype import DType
 
@@ -29,13 +29,7 @@ def bind(adapter: Adapter, base: BaseTargets, pages: NDArray[np.int32], page_byt
 
 
 def unsupported(adapter: Adapter) -> str | None:
-    """Why no backend can run the adapter yet, as a sentence for people; None where both can."""
-    if any(update.target.role is not Role.LINEAR for update in adapter.updates):
-        return "it updates the embedding or the output matrix, which is not built in yet; train linear modules only"
-    if any(update.magnitude is not None for update in adapter.updates):
-        return "it was trained with `use_dora`, which is not built in yet; train without, or merge it into the model"
-    if adapter.token_rows:
-        return "it replaces tokens (`trainable_token_indices`), which is not built in yet; train without"
+    """Why no backend can run the adapter, as a sentence for people; None where both can, which is everything so far."""
     return None
 
 

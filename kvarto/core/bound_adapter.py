@@ -39,7 +39,8 @@ class Strips:
 class BoundUpdate:
     """`y[first_row : first_row + out] += scaling * (B (A x) + bias)`, y what the op writes for a row, x what it reads.
 
-    With a magnitude g, that sum and what the base gave without its bias are both multiplied by g, row by row.
+    With a magnitude g, that sum and what the base gave without its bias are both multiplied by g, row by row. What an
+    `Embed` gives is scaled by the op, and so is the sum; what `Logits` makes of its sums comes later.
     """
 
     op_index: int

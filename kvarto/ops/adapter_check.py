@@ -6,6 +6,7 @@ What a kernel takes for granted is looked at here, once per bind: raises ValueEr
 from __future__ import annotations
 
 import math
+from collections import Counter
 from itertools import pairwise
 
 import numpy as np
@@ -33,11 +34,10 @@ def check_bound(handle: int, adapter: BoundAdapter, program: Program, layout: La
     _check_order(adapter, program)
 
 
-def most_bands(program: Program, op: Linear | Logits | Embed) -> int:
-    """Bands that updates may divide the rows of an op into: q, k, v; gate and up; or all of it."""
-    if any(isinstance(other, Attention) and other.qkv == op.out for other in program.ops):
-        return 3
-    return 2 if any(isinstance(other, GatedActivation) and other.x == op.out for other in program.ops) else 1
+def band_counts(program: Program) -> dict[str, int]:
+    """Bands that updates may divide rows of a buffer into, by its name: q, k, v; gate and up. Others are one band."""
+    halves = {op.x: 2 for op in program.ops if isinstance(op, GatedActivation)}
+    return halves | {op.qkv: 3 for op in program.ops if isinstance(op, Attention)}
 
 
 def _require(holds: bool, what: str) -> None:
@@ -102,12 +102,10 @@ def _check_order(adapter: BoundAdapter, program: Program) -> None:
         is_behind = is_behind and two.op_index >= one.op_index
         places = [(update.op_index, update.first_row) for update in (one, two)]
         _require(is_behind, f"bands (op, row) {places} overlap or lie in another order")
-    indices = [update.op_index for update in adapter.updates]
-    for index in set(indices):
-        op = program.ops[index]
-        assert isinstance(op, Linear | Logits | Embed)
-        most = most_bands(program, op)
-        _require(indices.count(index) <= most, f"{indices.count(index)} bands of op {index}, at most {most}")
+    most = band_counts(program)
+    for index, count in Counter(update.op_index for update in adapter.updates).items():
+        most_here = most.get(program.ops[index].writes[0], 1)
+        _require(count <= most_here, f"{count} bands of op {index}, at most {most_here}")
     ops = [rows.op_index for rows in adapter.token_rows]
     _require(all(two > one for one, two in pairwise(ops)), f"rows of tokens for ops {ops}")
 

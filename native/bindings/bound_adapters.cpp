@@ -1,5 +1,7 @@
 // Adapters of a program: places in the pool become addresses, and none may lie outside.
+#include <algorithm>
 #include <memory>
+#include <numeric>
 #include <stdexcept>
 #include <utility>
 
@@ -26,13 +28,22 @@ Strips strips(const StripsAt& at) {
 
 Strips strips(const std::optional<StripsAt>& at) { return at ? strips(*at) : Strips{}; }
 
-// What an op reads, writes, and keeps sums for.
+// What an op reads, writes, and keeps sums for; of one whose tokens may be replaced, the rows of its weight.
 struct Widths {
-    int32_t in, out, ranks;
+    int32_t in = 0, out = 0, ranks = 0, num_tokens = 0, token_width = 0;
 };
 
 Widths widths(const AnyOp& any) {
     if (const auto* linear = std::get_if<LinearOp>(&any)) return {linear->x.width, linear->out.width, linear->sums.width};
+    if (const auto* logits = std::get_if<LogitsOp>(&any)) {
+        const LinearOp& product = logits->linear;
+        const int32_t in = product.x.width, num_tokens = product.weight.num_rows;
+        return {in, num_tokens, product.sums.width, num_tokens, in};
+    }
+    if (const auto* embed = std::get_if<EmbedOp>(&any)) {
+        const int32_t out = embed->out.width, num_tokens = embed->table.num_rows;
+        return {num_tokens, out, embed->sums.width, num_tokens, out};
+    }
     return {};
 }
 
@@ -49,15 +60,37 @@ void check(const AdapterUpdate& update, const Adapter& adapter, const Widths& op
         require(each.end() <= adapter.size_bytes(), "strips behind the end of the pages");
 }
 
-}  // namespace
-
-AdapterUpdate BoundProgram::update(const UpdateAt& at) const {
-    require(at.op >= 0 && at.op < executor_.num_ops(), "no op " + std::to_string(at.op));
-    return {at.op, at.first_row, at.scaling, strips(at.a), strips(at.b), strips(at.bias), strips(at.magnitude)};
+void check(const AdapterTokens& tokens, const Adapter& adapter, const Widths& op) {
+    require(op.ranks > 0, "op " + std::to_string(tokens.op) + " was not planned for other tokens");
+    require(tokens.rows.num_columns == op.token_width, "rows of tokens of another width");
+    require(tokens.token_ids.front() >= 0 && tokens.token_ids.back() < op.num_tokens, "tokens that the op does not have");
+    require(tokens.rows.end() <= adapter.size_bytes(), "rows of tokens behind the end of the pages");
 }
 
+std::vector<AdapterUpdate> updates_at(const std::vector<UpdateAt>& updates, int32_t num_ops) {
+    std::vector<AdapterUpdate> made;
+    for (const UpdateAt& at : updates) {
+        require(at.op >= 0 && at.op < num_ops, "no op " + std::to_string(at.op));
+        require(made.empty() || made.back().op <= at.op, "updates in another order than ops");
+        made.push_back({at.op, at.first_row, at.scaling, strips(at.a), strips(at.b), strips(at.bias), strips(at.magnitude)});
+    }
+    return made;
+}
+
+AdapterTokens tokens_at(const TokensAt& at, int32_t num_ops) {
+    require(at.op >= 0 && at.op < num_ops, "no op " + std::to_string(at.op));
+    AdapterTokens made{at.op, strips(at.rows), at.token_ids, at.token_ids, std::vector<int32_t>(at.token_ids.size())};
+    require(std::cmp_equal(at.token_ids.size(), made.rows.num_strips), "other tokens than rows");
+    std::iota(made.strips.begin(), made.strips.end(), 0);
+    std::ranges::sort(made.strips, {}, [&at](int32_t strip) { return at.token_ids[static_cast<size_t>(strip)]; });
+    std::ranges::sort(made.token_ids);
+    return made;
+}
+
+}  // namespace
+
 void BoundProgram::bind_adapter(int32_t handle, const PagesAt& pool, const std::vector<int32_t>& pages,
-                                const std::vector<UpdateAt>& updates) {
+                                const std::vector<UpdateAt>& updates, const std::vector<TokensAt>& tokens) {
     require(handle >= 0 && handle < kMaxAdapters && !adapters_.is_bound(handle), "a handle that is not free");
     require(pool.page_bytes >= 2048 && pool.page_bytes % 64 == 0, "pages too small for a piece of a strip");
     const std::byte* first = this->pages(pool).data;
@@ -66,12 +99,12 @@ void BoundProgram::bind_adapter(int32_t handle, const PagesAt& pool, const std::
         require(page >= 0 && page < bounds_.num_pages, "no page " + std::to_string(page));
         places.push_back(first + page * pool.page_bytes);
     }
-    std::vector<AdapterUpdate> made;
-    for (const UpdateAt& at : updates) {
-        made.push_back(update(at));
-        require(made.size() < 2 || made[made.size() - 2].op <= made.back().op, "updates in another order than ops");
-    }
-    auto adapter = std::make_unique<const Adapter>(pool.page_bytes, std::move(places), std::move(made), executor_.num_ops());
+    std::vector<AdapterTokens> replaced;
+    for (const TokensAt& at : tokens) replaced.push_back(tokens_at(at, executor_.num_ops()));
+    auto adapter = std::make_unique<const Adapter>(pool.page_bytes, std::move(places),
+                                                   updates_at(updates, executor_.num_ops()), std::move(replaced),
+                                                   executor_.num_ops());
+    for (const AdapterTokens& each : adapter->tokens()) check(each, *adapter, widths(executor_.op(each.op)));
     for (const AdapterUpdate& each : adapter->updates()) check(each, *adapter, widths(executor_.op(each.op)));
     adapters_.bind(handle, std::move(adapter));
 }

@@ -100,9 +100,16 @@ LinearOp BoundProgram::linear(const RowsAt& x, const RowsAt& out, const WeightAt
     return op;
 }
 
-void BoundProgram::add_embed(RowsAt out, const WeightAt& table, float scale, std::optional<int64_t> position_table) {
+// Of adapters, for an op with so many rows.
+Rows BoundProgram::sums(const std::optional<RowsAt>& sums, int32_t num_rows) const {
+    if (sums && sums->num_rows < num_rows) throw std::invalid_argument("sums of adapters for too few rows");
+    return rows(sums);
+}
+
+void BoundProgram::add_embed(RowsAt out, const WeightAt& table, float scale, std::optional<int64_t> position_table,
+                             std::optional<RowsAt> sums) {
     const float* positions = floats(position_table, int64_t{bounds_.max_positions} * out.width);
-    executor_.add(EmbedOp{rows(out), weight(table), scale, positions});
+    executor_.add(EmbedOp{rows(out), weight(table), scale, positions, this->sums(sums, out.num_rows)});
 }
 
 void BoundProgram::add_norm(RowsAt x, RowsAt out, std::optional<RowsAt> residual, int64_t weight,
@@ -147,9 +154,7 @@ void BoundProgram::add_gather(RowsAt x, RowsAt out, std::optional<RowsAt> residu
 void BoundProgram::add_linear(RowsAt x, RowsAt out, const WeightAt& weight, std::optional<int64_t> bias,
                               int32_t products, BytesAt scratch, std::optional<RowsAt> sums) {
     LinearOp op = linear(x, out, weight, bias, products, scratch);
-    op.sums = rows(sums);
-    if (sums && sums->num_rows < x.num_rows)
-        throw std::invalid_argument("sums of adapters for fewer rows than x has");
+    op.sums = this->sums(sums, x.num_rows);
     executor_.add(std::move(op));
 }
 
@@ -167,8 +172,11 @@ void BoundProgram::add_experts(RowsAt x, RowsAt ids, RowsAt shares, RowsAt out, 
 }
 
 void BoundProgram::add_logits(RowsAt x, RowsAt out, const WeightAt& weight, std::optional<int64_t> bias, float scale,
-                              float softcap, int32_t products, BytesAt scratch, RowsAt summaries) {
-    executor_.add(LogitsOp{linear(x, out, weight, bias, products, scratch), scale, softcap, rows(summaries)});
+                              float softcap, int32_t products, BytesAt scratch, RowsAt summaries,
+                              std::optional<RowsAt> sums) {
+    LogitsOp op{linear(x, out, weight, bias, products, scratch), scale, softcap, rows(summaries)};
+    op.linear.sums = this->sums(sums, x.num_rows);
+    executor_.add(std::move(op));
 }
 
 void BoundProgram::add_sample(RowsAt logits, std::optional<RowsAt> summaries, BytesAt scratch) {

@@ -7,16 +7,29 @@
 namespace kvarto {
 
 Adapter::Adapter(int64_t page_bytes, std::vector<const std::byte*> pages, std::vector<AdapterUpdate> updates,
-                 int32_t num_ops)
+                 std::vector<AdapterTokens> tokens, int32_t num_ops)
     : page_bytes_(page_bytes),
       pages_(std::move(pages)),
       updates_(std::move(updates)),
+      tokens_(std::move(tokens)),
       first_update_(static_cast<size_t>(num_ops) + 1) {
     for (const AdapterUpdate& update : updates_) ++first_update_[static_cast<size_t>(update.op) + 1];
     for (size_t op = 1; op < first_update_.size(); ++op) first_update_[op] += first_update_[op - 1];
     for (size_t i = 1; i < updates_.size(); ++i)
         if (updates_[i].op == updates_[i - 1].op)
             updates_[i].first_rank = updates_[i - 1].first_rank + updates_[i - 1].rank();
+}
+
+int32_t AdapterTokens::strip_of(int32_t token) const {
+    const auto found = std::ranges::lower_bound(token_ids, token);
+    if (found == token_ids.end() || *found != token) return -1;
+    return strips[static_cast<size_t>(found - token_ids.begin())];
+}
+
+const AdapterTokens* Adapter::tokens_of(int64_t op) const {
+    for (const AdapterTokens& tokens : tokens_)
+        if (tokens.op == op) return &tokens;
+    return nullptr;
 }
 
 void Adapter::copy(int64_t first, int64_t count, std::byte* out) const {
@@ -50,8 +63,10 @@ void AdapterTable::prepare(const StepView& step) {
     if (token_segments_.empty()) return;
     find_sample_rows(step);
     std::ranges::fill(updated_, uint8_t{0});
-    for (const AdapterSegment& segment : token_segments_)
+    for (const AdapterSegment& segment : token_segments_) {
         for (const AdapterUpdate& update : segment.adapter->updates()) updated_[static_cast<size_t>(update.op)] = 1;
+        for (const AdapterTokens& tokens : segment.adapter->tokens()) updated_[static_cast<size_t>(tokens.op)] = 1;
+    }
 }
 
 namespace {

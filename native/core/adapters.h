@@ -4,6 +4,7 @@
 // `b % page_bytes`. A strip is a row of A, a column of B, or a vector; its bytes are contiguous but where a page ends.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -45,15 +46,31 @@ struct AdapterUpdate {
     int32_t rank() const { return a.num_strips; }
 };
 
+// Rows in place of the base's, of an embedding or of the output matrix.
+struct AdapterTokens {
+    int32_t op = 0;
+    Strips rows;
+    std::vector<int32_t> token_of_strip;
+    std::vector<int32_t> token_ids;  // ascending
+    std::vector<int32_t> strips;     // that of each
+
+    // The strip of a token; -1 where the base's row stays.
+    int32_t strip_of(int32_t token) const;
+};
+
 class Adapter {
 public:
     // Pages in the order of the stream; updates in the order of ops, of which there are `num_ops`.
-    Adapter(int64_t page_bytes, std::vector<const std::byte*> pages, std::vector<AdapterUpdate> updates, int32_t num_ops);
+    Adapter(int64_t page_bytes, std::vector<const std::byte*> pages, std::vector<AdapterUpdate> updates,
+            std::vector<AdapterTokens> tokens, int32_t num_ops);
     std::span<const AdapterUpdate> updates() const { return updates_; }
     std::span<const AdapterUpdate> updates_of(int64_t op) const {
         const auto first = static_cast<size_t>(first_update_[op]), last = static_cast<size_t>(first_update_[op + 1]);
         return updates().subspan(first, last - first);
     }
+    std::span<const AdapterTokens> tokens() const { return tokens_; }
+    // The tokens that are replaced for an op; null where none are.
+    const AdapterTokens* tokens_of(int64_t op) const;
     size_t num_ops() const { return first_update_.size() - 1; }
     int64_t size_bytes() const { return page_bytes_ * static_cast<int64_t>(pages_.size()); }
     // Bytes [first, first + count) of the stream where they lie; null where a page ends inside.
@@ -68,6 +85,7 @@ private:
     int64_t page_bytes_;
     std::vector<const std::byte*> pages_;
     std::vector<AdapterUpdate> updates_;
+    std::vector<AdapterTokens> tokens_;
     std::vector<int32_t> first_update_;  // [num_ops + 1]
 };
 
@@ -89,7 +107,23 @@ struct AdapterWork {
     Rows x, out;
     Rows sums;  // A x: a row per row of a segment, in the order of the list of rows; a column per rank of the op's updates
     AdapterRows rows;
-    int64_t op;
+    int64_t op = 0;
+    // What the base's product does not multiply: [out.width] for all rows; or a row of as many each, named by
+    // `bias_rows`; or null.
+    const float* bias = nullptr;
+    const int32_t* bias_rows = nullptr;
+    // Of an embedding: A x is a column of A, that of the row's token, and everything is scaled.
+    const int32_t* token_ids = nullptr;
+    float scale = 1.0F;
+
+    const float* bias_of(int32_t row) const {
+        return bias_rows == nullptr ? bias : bias + int64_t{bias_rows[row]} * out.width;
+    }
+    bool has_tokens() const {
+        return std::ranges::any_of(rows.segments, [this](const AdapterSegment& segment) {
+            return segment.adapter->tokens_of(op) != nullptr;
+        });
+    }
 };
 
 // All adapters that are bound, and what the step at hand makes of them. Nothing is allocated but when one is bound.

@@ -4,8 +4,8 @@
 //           ops that change the same rows in place is one phase: each chunk goes through all of them
 //   step    phase, barrier, phase, barrier, …   no allocation, no lock, no system call but to sleep in a long barrier
 //
-// In a step with adapters, a linear that one of them updates has a barrier inside its phase: what adapters make of its
-// input is computed beside its own product, and added behind the barrier. Other phases, and other steps, are as ever.
+// In a step with adapters, the phase of an op that one of them updates has barriers inside: what adapters make of its
+// input is computed beside its own product, and added behind a barrier. Other phases, and other steps, are as ever.
 #pragma once
 
 #include <cstdint>
@@ -53,7 +53,8 @@ private:
     void walk(const StepView& step, std::span<int64_t> ends_ns);
     void run_phase(const Phase& phase, const StepView& step, Worker& worker) const;
     void run_rows(const Phase& phase, const StepView& step, Worker& worker, int64_t num_rows) const;
-    void add_adapters(const LinearOp& op, Worker& worker) const;
+    void add_adapters(const AnyOp& any, const StepView& step, Worker& worker) const;
+    void add_adapters(const AdapterWork& work, void (*replace_tokens)(const AdapterWork&, Worker&), Worker& worker) const;
 
     const Kernels& kernels_;
     AdapterTable& adapters_;

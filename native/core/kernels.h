@@ -31,9 +31,14 @@ struct Kernels {
     void (*logits)(const LogitsOp&, const StepView&, Worker&);
     void (*sample)(const SampleOp&, const StepView&, Worker&);
 
-    // What adapters add to a linear, in two phases: the first beside the linear, the second after a barrier.
+    // What adapters add to what an op wrote, in two phases: the first beside the op, the second after a barrier.
     void (*adapter_shrink)(const AdapterWork&, Worker&);
     void (*adapter_expand)(const AdapterWork&, Worker&);
+    // Between them, with barriers around, where adapters replace tokens.
+    void (*adapter_embeddings)(const AdapterWork&, Worker&);
+    void (*adapter_logits)(const AdapterWork&, Worker&);
+    // What `logits` leaves undone where adapters change its sums.
+    void (*finish_logits)(const LogitsOp&, const StepView&, Worker&);
 };
 
 }  // namespace kvarto

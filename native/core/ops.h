@@ -44,6 +44,8 @@ struct EmbedOp {
     Weight table;
     float scale = 1.0F;
     const float* position_table = nullptr;  // [max_positions, width] row-major, or null
+    Rows sums{};        // of adapters, as LinearOp's
+    int32_t index = 0;  // of the op; set by the executor
 };
 
 struct NormOp {

@@ -4,126 +4,55 @@
 
 #include <algorithm>
 
-#include "ops/adapter_strips.h"
+#include "ops/adapter_dot.h"
+#include "ops/adapter_items.h"
 #include "ops/lanes.h"
 
 namespace kvarto::KVARTO_ISA {
 
 namespace {
 
-#if defined(__AVX512F__)
-constexpr int32_t kBlockRows = 4;  // 4 x 4 sums stay in registers
-#else
-constexpr int32_t kBlockRows = 1;
-#endif
-constexpr int32_t kItemRows = 32;
-
-using Sums = F32x16[kBlockRows][kStripBlock];
-
-int32_t ceil_div(int32_t value, int32_t by) { return (value + by - 1) / by; }
-
-// Calls `f(segment, update, item of the update)` for what this worker takes; `count(segment, update)` says how many
-// items an update is.
-template <class Take, class Count, class F>
-void each_item(const AdapterWork& work, Take take, Count count, F f) {
-    int64_t item = take(), first_item = 0;
-    for (const AdapterSegment& segment : work.rows.segments)
-        for (const AdapterUpdate& update : segment.adapter->updates_of(work.op)) {
-            const int64_t num_items = count(segment, update);
-            for (; item < first_item + num_items; item = take())
-                f(segment, update, static_cast<int32_t>(item - first_item));
-            first_item += num_items;
-        }
+float value_at(const Adapter& adapter, const Strips& strips, int32_t strip, int32_t column) {
+    alignas(64) float copy[kWide] = {};
+    auto* bytes = reinterpret_cast<std::byte*>(copy);
+    adapter.copy(strips.place(strip, column), strips.item_bytes(), bytes);
+    float lanes[kWide];
+    load_strip(strips.type, bytes, 0).store(lanes);
+    return lanes[0];
 }
 
-// Columns of a row in float32, filled up to whole vectors; `copy` has room for a span.
-const float* x_span(const Rows& x, int64_t row, int32_t first, int32_t count, float* copy) {
-    if (x.form == RowForm::kF32) {
-        const float* there = x.f32(row) + first;
-        if (count % kWide == 0) return there;
-        each_vector(count, [&](int32_t i, int32_t lanes) { load_first(there + i, lanes).store(copy + i); });
-    } else if (x.form == RowForm::kInt8) {
-        const QuantisedRow there = x.int8(row).from(first);
-        for (int32_t i = 0; i < count; i += kWide)
-            (F32x16::load_i8(there.codes + i) * F32x16::set1(there.scales[i / kGroup])).store(copy + i);
-    } else {
-        for (int32_t i = 0; i < count; i += kWide) {
-            const std::byte* group = x.bf16(row, (first + i) / kGroup);
-            F32x16::load_bf16(reinterpret_cast<const uint16_t*>(group) + i % kGroup).store(copy + i);
-        }
-    }
-    return copy;
+// Where a row's sums of an update begin.
+float* sums_of(const AdapterWork& work, const AdapterUpdate& update, int32_t place) {
+    return work.sums.f32(place) + update.first_rank;
 }
 
-template <StripType type, int R>
-void shrink_span(const StripSpans& strips, const std::array<const float*, kBlockRows>& x, int32_t count, Sums& sums) {
-    F32x16 local[R][kStripBlock];
-    for (int32_t r = 0; r < R; ++r)
-        for (int32_t s = 0; s < kStripBlock; ++s) local[r][s] = sums[r][s];
-    const std::byte *a = strips[0], *b = strips[1], *c = strips[2], *d = strips[3];
-    for (int32_t i = 0; i < count; i += kWide) {
-        const F32x16 w[kStripBlock] = {load_strip<type>(a, i), load_strip<type>(b, i), load_strip<type>(c, i),
-                                       load_strip<type>(d, i)};
-        for (int32_t r = 0; r < R; ++r) {
-            const F32x16 value = F32x16::load(x[static_cast<size_t>(r)] + i);
-            for (int32_t s = 0; s < kStripBlock; ++s) local[r][s] = fma(value, w[s], local[r][s]);
-        }
+void shrink_rows(const AdapterWork& work, const Adapter& adapter, const AdapterUpdate& update, RowRange range,
+                 int32_t strip) {
+    const int32_t num_strips = std::min(kStripBlock, update.rank() - strip);
+    Dots dots;
+    for (int32_t place = range.first; place < range.last; place += kBlockRows) {
+        const RowBlock rows(work.rows.rows + place, range.last - place);
+        dot_strips(adapter, update.a, strip, num_strips, work.x, rows, dots);
+        for (int32_t r = 0; r < rows.num; ++r) std::copy_n(dots[r], num_strips, sums_of(work, update, place + r) + strip);
     }
-    for (int32_t r = 0; r < R; ++r)
-        for (int32_t s = 0; s < kStripBlock; ++s) sums[r][s] = local[r][s];
 }
 
-using ShrinkSpan = void (*)(const StripSpans&, const std::array<const float*, kBlockRows>&, int32_t, Sums&);
-
-ShrinkSpan shrink_of(StripType type, bool is_one) {
-    switch (type) {
-        case StripType::kF32: return is_one ? shrink_span<StripType::kF32, 1> : shrink_span<StripType::kF32, kBlockRows>;
-        case StripType::kF16: return is_one ? shrink_span<StripType::kF16, 1> : shrink_span<StripType::kF16, kBlockRows>;
-        case StripType::kBF16:
-            return is_one ? shrink_span<StripType::kBF16, 1> : shrink_span<StripType::kBF16, kBlockRows>;
+// Of an embedding: the columns of A of the rows' tokens.
+void gather_rows(const AdapterWork& work, const Adapter& adapter, const AdapterUpdate& update, RowRange range,
+                 int32_t strip) {
+    const int32_t last = std::min(strip + kStripBlock, update.rank());
+    for (int32_t place = range.first; place < range.last; ++place) {
+        const int32_t token = work.token_ids[work.rows.rows[place]];
+        for (int32_t s = strip; s < last; ++s) sums_of(work, update, place)[s] = value_at(adapter, update.a, s, token);
     }
-    __builtin_unreachable();
-}
-
-// Rows [first, first + num) of a segment, fewer than a block's filled up with the last.
-struct Block {
-    const AdapterSegment& segment;
-    const AdapterUpdate& update;
-    int32_t first;
-    int32_t num;
-
-    int32_t place(int32_t r) const { return segment.first + first + std::min(r, num - 1); }
-    int32_t size() const { return num == 1 ? 1 : kBlockRows; }
-};
-
-void shrink_block(const AdapterWork& work, const Block& block, int32_t first_strip, int32_t num_strips) {
-    const AdapterUpdate& update = block.update;
-    alignas(64) float copies[kBlockRows][kSpan];
-    StripSpans strips;
-    Sums sums;
-    for (auto& row : sums)
-        for (F32x16& sum : row) sum = F32x16::zero();
-    const ShrinkSpan shrink = shrink_of(update.a.type, block.size() == 1);
-    for (int32_t column = 0; column < update.a.num_columns; column += kSpan) {
-        const int32_t count = std::min(kSpan, update.a.num_columns - column);
-        strips.find(*block.segment.adapter, update.a, first_strip, num_strips, column, count);
-        std::array<const float*, kBlockRows> x;
-        for (int32_t r = 0; r < block.size(); ++r)
-            x[static_cast<size_t>(r)] = x_span(work.x, work.rows.rows[block.place(r)], column, count, copies[r]);
-        shrink(strips, x, count, sums);
-    }
-    for (int32_t r = 0; r < block.num; ++r)
-        for (int32_t s = 0; s < num_strips; ++s)
-            work.sums.f32(block.place(r))[update.first_rank + first_strip + s] = sum(sums[r][s]);
 }
 
 // Products with some strips, four at most, of a span of columns: acc [rows][kSpan] of a block.
 template <StripType type, int R>
-void expand_span(const StripSpans& strips, const std::array<const float*, kBlockRows>& t, int32_t count, bool is_first,
-                 float (*acc)[kSpan]) {
+void expand_span(const StripSpans& strips, const Dots& t, int32_t count, bool is_first, float (*acc)[kSpan]) {
     F32x16 factors[R][kStripBlock];
     for (int32_t r = 0; r < R; ++r)
-        for (int32_t s = 0; s < kStripBlock; ++s) factors[r][s] = F32x16::set1(t[static_cast<size_t>(r)][s]);
+        for (int32_t s = 0; s < kStripBlock; ++s) factors[r][s] = F32x16::set1(t[r][s]);
     const std::byte *a = strips[0], *b = strips[1], *c = strips[2], *d = strips[3];
     for (int32_t i = 0; i < count; i += kWide) {
         const F32x16 w[kStripBlock] = {load_strip<type>(a, i), load_strip<type>(b, i), load_strip<type>(c, i),
@@ -136,8 +65,7 @@ void expand_span(const StripSpans& strips, const std::array<const float*, kBlock
     }
 }
 
-using ExpandSpan = void (*)(const StripSpans&, const std::array<const float*, kBlockRows>&, int32_t, bool,
-                            float (*)[kSpan]);
+using ExpandSpan = void (*)(const StripSpans&, const Dots&, int32_t, bool, float (*)[kSpan]);
 
 ExpandSpan expand_of(StripType type, bool is_one) {
     switch (type) {
@@ -153,15 +81,10 @@ ExpandSpan expand_of(StripType type, bool is_one) {
 void read_vector(const Adapter& adapter, const Strips& vector, int32_t column, int32_t count, float* out) {
     StripSpans spans;
     spans.find(adapter, vector, 0, 1, column, count);
-    for (int32_t i = 0; i < count; i += kWide) {
-        const F32x16 value = vector.type == StripType::kF32   ? load_strip<StripType::kF32>(spans[0], i)
-                             : vector.type == StripType::kF16 ? load_strip<StripType::kF16>(spans[0], i)
-                                                              : load_strip<StripType::kBF16>(spans[0], i);
-        value.store(out + i);
-    }
+    for (int32_t i = 0; i < count; i += kWide) load_strip(vector.type, spans[0], i).store(out + i);
 }
 
-// Four strips of the next ones are asked for while the present ones are multiplied: B is read in short runs, which the
+// Strips that come next are asked for while the present ones are multiplied: B is read in short runs, which the
 // machine's own prefetching does not foresee.
 void ask_for(const Adapter& adapter, const Strips& strips, int32_t first, int32_t column, int32_t count) {
     const int32_t last = std::min(first + kStripBlock, strips.num_strips);
@@ -170,77 +93,89 @@ void ask_for(const Adapter& adapter, const Strips& strips, int32_t first, int32_
             for (int64_t byte = 0; byte < count * strips.item_bytes(); byte += 64) __builtin_prefetch(span + byte);
 }
 
-void expand_block(const AdapterWork& work, const Block& block, int32_t column, int32_t count, const float* bias) {
-    const AdapterUpdate& update = block.update;
-    const Adapter& adapter = *block.segment.adapter;
-    alignas(64) float acc[kBlockRows][kSpan];
-    float factors[kBlockRows][kStripBlock] = {};
-    std::array<const float*, kBlockRows> t;
-    StripSpans strips;
-    const ExpandSpan expand = expand_of(update.b.type, block.size() == 1);
-    for (int32_t first = 0; first < update.rank(); first += kStripBlock) {
-        const int32_t num = std::min(kStripBlock, update.rank() - first);
-        ask_for(adapter, update.b, first + kStripBlock, column, count);
-        strips.find(adapter, update.b, first, num, column, count);
-        for (int32_t r = 0; r < block.size(); ++r) {
-            const float* sums = work.sums.f32(block.place(r)) + update.first_rank + first;
-            for (int32_t s = 0; s < kStripBlock; ++s) factors[r][s] = s < num ? sums[s] : 0.0F;
-            t[static_cast<size_t>(r)] = factors[r];
-        }
-        expand(strips, t, count, first == 0, acc);
+// Columns [column, column + count) of an update, at most a span, and its vectors there.
+struct Span {
+    const AdapterUpdate& update;
+    int32_t column;
+    int32_t count;
+    bool has_bias, has_scale;
+    alignas(64) float bias[kSpan];
+    alignas(64) float scale[kSpan];
+
+    Span(const Adapter& adapter, const AdapterUpdate& of, int32_t first)
+        : update(of), column(first), count(std::min(kSpan, of.b.num_columns - first)),
+          has_bias(of.bias.num_strips != 0), has_scale(of.magnitude.num_strips != 0) {
+        if (has_bias) read_vector(adapter, of.bias, column, count, bias);
+        if (has_scale) read_vector(adapter, of.magnitude, column, count, scale);
     }
-    const F32x16 scaling = F32x16::set1(update.scaling);
-    for (int32_t r = 0; r < block.num; ++r) {
-        float* y = work.out.f32(work.rows.rows[block.place(r)]) + update.first_row + column;
-        each_vector(count, [&](int32_t i, int32_t lanes) {
-            F32x16 sum = F32x16::load(acc[r] + i);
-            if (bias != nullptr) sum = sum + F32x16::load(bias + i);
-            store_first(fma(scaling, sum, load_first(y + i, lanes)), y + i, lanes);
-        });
-    }
+};
+
+// Joins a row's sums with what the base made of it.
+void join(const AdapterWork& work, const Span& span, int32_t row, const float* acc) {
+    const int32_t first = span.update.first_row + span.column;
+    float* y = work.out.f32(row) + first;
+    const float* base_bias = work.bias_of(row);
+    const F32x16 scaling = F32x16::set1(span.update.scaling * work.scale);
+    each_vector(span.count, [&](int32_t i, int32_t lanes) {
+        F32x16 sum = F32x16::load(acc + i), base = load_first(y + i, lanes);
+        if (span.has_bias) sum = sum + F32x16::load(span.bias + i);
+        if (!span.has_scale) return store_first(fma(scaling, sum, base), y + i, lanes);
+        const F32x16 scale = F32x16::load(span.scale + i);
+        if (base_bias == nullptr) return store_first(scale * fma(scaling, sum, base), y + i, lanes);
+        const F32x16 apart = load_first(base_bias + first + i, lanes);
+        store_first(fma(scale, fma(scaling, sum, base - apart), apart), y + i, lanes);
+    });
 }
 
-// Calls `f(block)` for the rows of an item.
-template <class F>
-void each_block(const AdapterSegment& segment, const AdapterUpdate& update, int32_t row_item, F f) {
-    const int32_t last = std::min(segment.count, (row_item + 1) * kItemRows);
-    for (int32_t first = row_item * kItemRows; first < last; first += kBlockRows)
-        f(Block{segment, update, first, std::min(kBlockRows, last - first)});
+void expand_rows(const AdapterWork& work, const Adapter& adapter, const Span& span, int32_t place, int32_t count) {
+    const AdapterUpdate& update = span.update;
+    const RowBlock rows(work.rows.rows + place, count);
+    alignas(64) float acc[kBlockRows][kSpan];
+    Dots factors = {};
+    StripSpans strips;
+    const ExpandSpan expand = expand_of(update.b.type, rows.size() == 1);
+    for (int32_t first = 0; first < update.rank(); first += kStripBlock) {
+        const int32_t num = std::min(kStripBlock, update.rank() - first);
+        ask_for(adapter, update.b, first + kStripBlock, span.column, span.count);
+        strips.find(adapter, update.b, first, num, span.column, span.count);
+        for (int32_t r = 0; r < rows.num; ++r) {
+            const float* sums = sums_of(work, update, place + r) + first;
+            for (int32_t s = 0; s < kStripBlock; ++s) factors[r][s] = s < num ? sums[s] : 0.0F;
+        }
+        expand(strips, factors, span.count, first == 0, acc);
+    }
+    for (int32_t r = 0; r < rows.num; ++r) join(work, span, rows[r], acc[r]);
 }
 
 }  // namespace
 
 void adapter_shrink(const AdapterWork& work, Worker& worker) {
-    const auto num_row_items = [](const AdapterSegment& segment) { return ceil_div(segment.count, kItemRows); };
     each_item(
-        work, [&] { return worker.take_side(); },
-        [&](const AdapterSegment& segment, const AdapterUpdate& update) {
+        work.rows, [&] { return worker.take_side(); },
+        [&](const Adapter& adapter) { return adapter.updates_of(work.op); },
+        [](const AdapterSegment& segment, const AdapterUpdate& update) {
             return int64_t{num_row_items(segment)} * ceil_div(update.rank(), kStripBlock);
         },
         [&](const AdapterSegment& segment, const AdapterUpdate& update, int32_t item) {
+            const RowRange range(segment, item % num_row_items(segment));
             const int32_t strip = item / num_row_items(segment) * kStripBlock;
-            const int32_t num_strips = std::min(kStripBlock, update.rank() - strip);
-            each_block(segment, update, item % num_row_items(segment),
-                       [&](const Block& block) { shrink_block(work, block, strip, num_strips); });
+            const auto shrink = work.token_ids != nullptr ? gather_rows : shrink_rows;
+            shrink(work, *segment.adapter, update, range, strip);
         });
 }
 
 void adapter_expand(const AdapterWork& work, Worker& worker) {
-    const auto num_row_items = [](const AdapterSegment& segment) { return ceil_div(segment.count, kItemRows); };
     each_item(
-        work, [&] { return worker.take(); },
-        [&](const AdapterSegment& segment, const AdapterUpdate& update) {
+        work.rows, [&] { return worker.take(); },
+        [&](const Adapter& adapter) { return adapter.updates_of(work.op); },
+        [](const AdapterSegment& segment, const AdapterUpdate& update) {
             return int64_t{num_row_items(segment)} * ceil_div(update.b.num_columns, kSpan);
         },
         [&](const AdapterSegment& segment, const AdapterUpdate& update, int32_t item) {
-            const int32_t column = item / num_row_items(segment) * kSpan;
-            const int32_t count = std::min(kSpan, update.b.num_columns - column);
-            alignas(64) float bias[kSpan];
-            const bool has_bias = update.bias.num_strips != 0;
-            if (has_bias) read_vector(*segment.adapter, update.bias, column, count, bias);
-            each_block(segment, update, item % num_row_items(segment), [&](const Block& block) {
-                expand_block(work, block, column, count, has_bias ? bias : nullptr);
-            });
+            const RowRange range(segment, item % num_row_items(segment));
+            const Span span(*segment.adapter, update, item / num_row_items(segment) * kSpan);
+            for (int32_t place = range.first; place < range.last; place += kBlockRows)
+                expand_rows(work, *segment.adapter, span, place, range.last - place);
         });
 }
 

@@ -7,7 +7,8 @@
 //
 //   t     sixteen lanes; lane k % 16 takes x[k] * A[r, k] for ascending k, fused; lanes are added as simd/vec16.h does
 //   acc   0; for ascending r: acc = t[r] * B[:, r] + acc, fused
-//   y     scaling * (acc + bias) + y, fused; without a bias it is not added
+//   y     scaling * (acc + bias) + y, fused; without a bias it is not added. With a magnitude g, and the base's own bias
+//         b, g * (scaling * (acc + bias) + (y - b)) + b, both fused
 #pragma once
 
 #include "core/adapters.h"
@@ -16,6 +17,7 @@
 namespace kvarto::KVARTO_ISA {
 
 // Both are entered by all workers. Shrink only reads x: it may share a phase with the product, and takes side items.
+// Of an embedding, A x is gathered.
 void adapter_shrink(const AdapterWork& work, Worker& worker);
 void adapter_expand(const AdapterWork& work, Worker& worker);
 

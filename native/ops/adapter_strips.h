@@ -20,6 +20,15 @@ template <StripType type> inline F32x16 load_strip(const std::byte* span, int32_
     else return F32x16::load_bf16(reinterpret_cast<const uint16_t*>(span) + column);
 }
 
+inline F32x16 load_strip(StripType type, const std::byte* span, int32_t column) {
+    switch (type) {
+        case StripType::kF32: return load_strip<StripType::kF32>(span, column);
+        case StripType::kF16: return load_strip<StripType::kF16>(span, column);
+        case StripType::kBF16: return load_strip<StripType::kBF16>(span, column);
+    }
+    __builtin_unreachable();
+}
+
 // Up to four strips' spans. What ends within a vector, or lies on two pages, is copied here and filled up with zeros.
 class StripSpans {
 public:

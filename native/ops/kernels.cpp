@@ -2,6 +2,7 @@
 #include "core/kernels.h"
 
 #include "ops/adapter_product.h"
+#include "ops/adapter_tokens.h"
 #include "ops/attention.h"
 #include "ops/experts.h"
 #include "ops/linear.h"
@@ -34,6 +35,9 @@ const Kernels& kernels() {
         .sample = sample,
         .adapter_shrink = adapter_shrink,
         .adapter_expand = adapter_expand,
+        .adapter_embeddings = adapter_embeddings,
+        .adapter_logits = adapter_logits,
+        .finish_logits = finish_logits,
     };
     return table;
 }

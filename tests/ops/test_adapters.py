@@ -13,7 +13,7 @@ from kvarto.adapters.targets import Role, Target
 from kvarto.core.dtype import DType
 from kvarto.core.ops import Linear
 from kvarto.core.step import Step
-from tests.ops.adapters import Draw, base_of, drawn, stored, with_adapters
+from tests.ops.adapters import Draw, base_of, drawn, merged, scales, stored, with_adapters
 from tests.ops.native.native_op import ISAS, NativeOp
 from tests.ops.one_op import NO_KV, OneOp, assert_same_bits
 from tests.ops.steps import paged_step
@@ -32,13 +32,14 @@ ADAPTERS: dict[str, Adapter] = {
     "rank 8, bands": drawn(BANDS, Draw(8, (BF16, BF16), seed=3)),
     "rank 64, mixed": drawn([WHOLE], Draw(64, (F32, BF16), scaling=2.0, spread=0.05, has_bias=True, seed=4)),
     "rank 17, one band": drawn(BANDS[1:2], Draw(17, (F16, F32), scaling=-1.5, has_bias=True, seed=5)),
+    "dora": drawn(BANDS[:2], Draw(6, (BF16, F16), scaling=0.7, has_magnitude=True, seed=7)),
     "zeros": drawn([WHOLE], Draw(5, spread=0.0, seed=6)),
 }
 HANDLES = {name: 7 * index for index, name in enumerate(ADAPTERS)}
 LENGTHS, CONTEXTS = [40, 1, 1, 3, 33, 1, 2, 5, 1, 1], [40, 9, 30, 3, 64, 7, 2, 17, 50, 1]
 NAMES = (
-    "rank 1", "rank 3, f16", "rank 8, bands", None, "rank 64, mixed", "rank 17, one band", "zeros", "rank 64, mixed",
-    "rank 1", None,
+    "rank 1", "rank 3, f16", "rank 8, bands", None, "rank 64, mixed", "rank 17, one band", "dora", "rank 64, mixed",
+    "zeros", None,
 )  # fmt: skip
 
 
@@ -57,7 +58,9 @@ def bench_of(kind: str) -> Bench:
     assert page_bytes == 4096, "a strip of 1330 columns of float32 straddles pages"
     free = np.random.default_rng(5).permutation(900).tolist()
     base = base_of(OP, (OUT, IN))
-    bound = {HANDLES[name]: stored(adapter, base, page_bytes, free) for name, adapter in ADAPTERS.items()}
+    bound = {
+        HANDLES[name]: stored(adapter, base, page_bytes, free, scales(WEIGHT)) for name, adapter in ADAPTERS.items()
+    }
     one = OneOp(OP, {"w": WEIGHT}, {"y": OUT}, num_pages=900, adapters=bound, max_lora_rank=64)
     if kind == "reference":
         return one
@@ -70,11 +73,11 @@ def step_of(lengths: Sequence[int], contexts: Sequence[int]) -> Step:
 
 
 def expected(x: Array, adapter: Adapter | None) -> Array:
-    y = x.astype(np.float64) @ WEIGHT.T.astype(np.float64)
+    y = x.astype(np.float64) @ (WEIGHT if adapter is None else merged(adapter, "w", WEIGHT)).T.astype(np.float64)
     for update in adapter.updates if adapter is not None else ():
-        a, b = (array.values().astype(np.float64) for array in (update.lora_a, update.lora_b))
-        delta = x @ a.T @ b.T + (0 if update.bias is None else update.bias.values())
-        y[:, update.target.first_row : update.target.first_row + update.target.out_width] += update.scaling * delta
+        if update.bias is not None:
+            band = slice(update.target.first_row, update.target.first_row + update.target.out_width)
+            y[:, band] += update.scaling * update.bias.values()
     return y
 
 

@@ -15,7 +15,8 @@ _TYPES = (DType.F32, DType.F16, DType.BF16)
 def bind_native(target: _native.ops.Program, handle: int, adapter: BoundAdapter, layout: Layout) -> None:
     """Let steps of `target` name the adapter. It has been checked against the program."""
     updates = [_update(update) for update in adapter.updates]
-    target.bind_adapter(handle, native_pages(layout), adapter.pages.tolist(), updates)
+    tokens = [_native.ops.Tokens(r.op_index, _strips(r.rows), list(r.token_ids)) for r in adapter.token_rows]
+    target.bind_adapter(handle, native_pages(layout), adapter.pages.tolist(), updates, tokens)
 
 
 def _update(update: BoundUpdate) -> _native.ops.Update:

@@ -116,7 +116,7 @@ class _Compiler:
 
     def _embed(self, op: ops.Embed) -> None:
         positions = self._vector_or_none(op.position_table)
-        self._target.add_embed(self._rows(op.out), self._matrix(op.table), op.scale, positions)
+        self._target.add_embed(self._rows(op.out), self._matrix(op.table), op.scale, positions, self._sums(op))
 
     def _norm(self, op: ops.Norm) -> None:
         self._target.add_norm(
@@ -194,16 +194,16 @@ class _Compiler:
         size_bytes = self._sizes.product_bytes(op)
         return _native.ops.Bytes(self._layout.scratch_offsets[self._index] if size_bytes else 0, size_bytes)
 
-    def _sums(self, op: ops.Linear) -> _native.ops.Rows | None:
+    def _sums(self, op: ops.Linear | ops.Logits | ops.Embed) -> _native.ops.Rows | None:
         width = self._sizes.sums_width(op)
         if width == 0:
             return None
         return _native.ops.Rows(
-            offset=self._layout.scratch_offsets[self._index] + self._sizes.product_bytes(op),
+            offset=self._layout.scratch_offsets[self._index] + self._sizes.sums_offset(op),
             row_bytes=width * DType.F32.itemsize,
             width=width,
-            num_rows=self._sizes.num_rows(op.x),
-            per_sample=self._program.buffers[op.x].rows is Rows.SAMPLES,
+            num_rows=self._sizes.num_rows(op.out),
+            per_sample=self._program.buffers[op.out].rows is Rows.SAMPLES,
         )
 
     def _route(self, op: ops.Route) -> None:
@@ -241,6 +241,7 @@ class _Compiler:
             products=self._numerics.products(op.out),
             scratch=self._product_scratch(op),
             summaries=self._summaries(self._index),
+            sums=self._sums(op),
         )
 
     def _sample(self, op: ops.Sample) -> None:
