@@ -155,7 +155,7 @@ def test_rounded_rows_are_read_as_what_they_stand_for(kind: str) -> None:
         got, want = (alone(opened, Request(prompt, handle)) for opened in (rounded, exact))
         return float(np.abs(got - want).mean() / want.std())
 
-    # Measured: 0.77 to 1.15 of the bare base's, which is 7 % for int8 and 2 % for bfloat16 in so small a model. The last
+    # Measured: 0.77 to 1.15 of the bare base's, which is 7 % for int8, 2 % for bfloat16 in so small a model. The last
     # one's magnitudes make rows larger, and their errors with them.
     assert max(error(handle) for handle in range(6)) < 1.3 * error(None)
     assert error(6) < 3 * error(None)
