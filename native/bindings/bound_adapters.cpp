@@ -34,7 +34,8 @@ struct Widths {
 };
 
 Widths widths(const AnyOp& any) {
-    if (const auto* linear = std::get_if<LinearOp>(&any)) return {linear->x.width, linear->out.width, linear->sums.width};
+    if (const auto* linear = std::get_if<LinearOp>(&any))
+        return {linear->x.width, linear->out.width, linear->sums.width};
     if (const auto* logits = std::get_if<LogitsOp>(&any)) {
         const LinearOp& product = logits->linear;
         const int32_t in = product.x.width, num_tokens = product.weight.num_rows;
@@ -51,7 +52,8 @@ void check(const AdapterUpdate& update, const Adapter& adapter, const Widths& op
     require(op.ranks > 0, "op " + std::to_string(update.op) + " was not planned for updates");
     require(update.a.num_columns == op.in, "A has another width than what the op reads");
     require(update.b.num_strips == update.rank(), "A and B have different ranks");
-    require(update.first_row >= 0 && update.first_row <= op.out - update.b.num_columns, "rows that the op does not write");
+    const bool is_inside = update.first_row >= 0 && update.first_row <= op.out - update.b.num_columns;
+    require(is_inside, "rows that the op does not write");
     require(update.first_rank + update.rank() <= op.ranks, "larger ranks than were planned for");
     for (const Strips& vector : {update.bias, update.magnitude})
         require(vector.num_strips == 0 || (vector.num_strips == 1 && vector.num_columns == update.b.num_columns),
@@ -63,7 +65,8 @@ void check(const AdapterUpdate& update, const Adapter& adapter, const Widths& op
 void check(const AdapterTokens& tokens, const Adapter& adapter, const Widths& op) {
     require(op.ranks > 0, "op " + std::to_string(tokens.op) + " was not planned for other tokens");
     require(tokens.rows.num_columns == op.token_width, "rows of tokens of another width");
-    require(tokens.token_ids.front() >= 0 && tokens.token_ids.back() < op.num_tokens, "tokens that the op does not have");
+    const bool is_inside = tokens.token_ids.front() >= 0 && tokens.token_ids.back() < op.num_tokens;
+    require(is_inside, "tokens that the op does not have");
     require(tokens.rows.end() <= adapter.size_bytes(), "rows of tokens behind the end of the pages");
 }
 
@@ -72,7 +75,8 @@ std::vector<AdapterUpdate> updates_at(const std::vector<UpdateAt>& updates, int3
     for (const UpdateAt& at : updates) {
         require(at.op >= 0 && at.op < num_ops, "no op " + std::to_string(at.op));
         require(made.empty() || made.back().op <= at.op, "updates in another order than ops");
-        made.push_back({at.op, at.first_row, at.scaling, strips(at.a), strips(at.b), strips(at.bias), strips(at.magnitude)});
+        made.push_back({at.op, at.first_row, at.scaling, strips(at.a), strips(at.b), strips(at.bias),
+                        strips(at.magnitude)});
     }
     return made;
 }

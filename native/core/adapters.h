@@ -105,7 +105,7 @@ struct AdapterRows {
 // One op's part of a step.
 struct AdapterWork {
     Rows x, out;
-    Rows sums;  // A x: a row per row of a segment, in the order of the list of rows; a column per rank of the op's updates
+    Rows sums;  // A x: a row per row of a segment, as the list of rows has them; a column per rank of the op's updates
     AdapterRows rows;
     int64_t op = 0;
     // What the base's product does not multiply: [out.width] for all rows; or a row of as many each, named by

@@ -19,7 +19,8 @@ inline int32_t num_row_items(const AdapterSegment& segment) { return ceil_div(se
 struct RowRange {
     int32_t first, last;
     RowRange(const AdapterSegment& segment, int32_t item)
-        : first(segment.first + item * kItemRows), last(segment.first + std::min(segment.count, (item + 1) * kItemRows)) {}
+        : first(segment.first + item * kItemRows),
+          last(segment.first + std::min(segment.count, (item + 1) * kItemRows)) {}
 };
 
 // Calls `f(segment, part, item of the part)` for each item that `take` gives: parts are what `parts_of(adapter)` lists,
@@ -30,7 +31,8 @@ void each_item(const AdapterRows& rows, Take take, Parts parts_of, Count count, 
     for (const AdapterSegment& segment : rows.segments)
         for (const auto& part : parts_of(*segment.adapter)) {
             const int64_t num_items = count(segment, part);
-            for (; item < first_item + num_items; item = take()) f(segment, part, static_cast<int32_t>(item - first_item));
+            for (; item < first_item + num_items; item = take())
+                f(segment, part, static_cast<int32_t>(item - first_item));
             first_item += num_items;
         }
 }

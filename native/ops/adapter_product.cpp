@@ -33,7 +33,8 @@ void shrink_rows(const AdapterWork& work, const Adapter& adapter, const AdapterU
     for (int32_t place = range.first; place < range.last; place += kBlockRows) {
         const RowBlock rows(work.rows.rows + place, range.last - place);
         dot_strips(adapter, update.a, strip, num_strips, work.x, rows, dots);
-        for (int32_t r = 0; r < rows.num; ++r) std::copy_n(dots[r], num_strips, sums_of(work, update, place + r) + strip);
+        for (int32_t r = 0; r < rows.num; ++r)
+            std::copy_n(dots[r], num_strips, sums_of(work, update, place + r) + strip);
     }
 }
 

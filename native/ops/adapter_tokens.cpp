@@ -34,7 +34,8 @@ void read_row(const AdapterWork& work, const Adapter& adapter, const Strips& row
 }
 
 // Products of some rows with the rows of up to four tokens, from `first` on.
-void multiply(const AdapterWork& work, const Adapter& adapter, const AdapterTokens& tokens, RowRange range, int32_t first) {
+void multiply(const AdapterWork& work, const Adapter& adapter, const AdapterTokens& tokens, RowRange range,
+              int32_t first) {
     const auto size = static_cast<int32_t>(tokens.token_ids.size());
     const int32_t num = std::min(kStripBlock, size - first);
     Dots dots;

@@ -143,7 +143,8 @@ def _places(program: Program, layout: Layout, scratch: Mapping[int, int]) -> lis
     """(offset, bytes) of all that the plan names."""
     weights = [(at, program.weights[name].size_bytes) for name, at in layout.weight_offsets.items()]
     buffers = [(at, program.buffers[name].size_bytes(layout.limits)) for name, at in layout.buffer_offsets.items()]
-    return [*weights, *buffers, *((layout.scratch_offsets[index], size) for index, size in scratch.items())]
+    pieces = [(layout.scratch_offsets[index], size) for index, size in scratch.items()]
+    return [*weights, *buffers, *pieces, (layout.pages.offset, layout.pages.size_bytes)]
 
 
 def _with_tables(step: Step) -> Step:
