@@ -140,8 +140,6 @@ def _check_kinds(module: _Module, target: Target) -> None:
         if kind in module.tensors and kind not in wanted:
             what = "an embedding table" if is_table else "a matrix"
             raise BadAdapter(f"tensor `{module.tensors[kind].name}` is {kind}, but `{module.name}` is {what}")
-    if is_table and TensorKind.MAGNITUDE in module.tensors:
-        raise UnsupportedAdapter(f"DoRA on the embedding `{module.name}` is not built in; train it without `use_dora`")
 
 
 def _rank(module: _Module, lora_a: LazyArray, lora_b: LazyArray, target: Target) -> int:
@@ -170,7 +168,7 @@ def _vector(module: _Module, kind: TensorKind, target: Target, key: str, *, is_w
     if array is not None and not is_wanted:
         raise BadAdapter(f"tensor `{array.name}` is there, but `{key}` is not true in the config; one of them is wrong")
     if array is None:
-        # An embedding has neither.
+        # An embedding has no bias, and of older versions no magnitude.
         if is_wanted and target.role is not Role.EMBED:
             raise BadAdapter(f"`{key}` is true, but module `{module.name}` has no {kind}; save the adapter again")
         return None

@@ -19,7 +19,7 @@ import numpy as np
 from kvarto.adapters.adapter import Adapter, LowRankUpdate, TokenRows
 from kvarto.adapters.arrays import LazyArray
 from kvarto.adapters.opened import OpenedAdapter
-from kvarto.adapters.pages import page_images
+from kvarto.adapters.pages import ScaleOf, page_images
 from kvarto.core.digest_fields import DIGEST_BYTES, field, field_header
 from kvarto.models.raw_file import FileIdentity
 
@@ -43,9 +43,10 @@ def adapter_digest(adapter: Adapter) -> bytes:
     return content.digest()
 
 
-def page_digests(adapter: Adapter, page_bytes: int) -> list[bytes]:
+def page_digests(adapter: Adapter, page_bytes: int, scale_of: ScaleOf | None = None) -> list[bytes]:
     """32 bytes per packed page, for tiers that check what they give back."""
-    return [blake2b(image, digest_size=DIGEST_BYTES).digest() for image in page_images(adapter, page_bytes)]
+    images = page_images(adapter, page_bytes, scale_of)
+    return [blake2b(image, digest_size=DIGEST_BYTES).digest() for image in images]
 
 
 class DigestCache:

@@ -22,13 +22,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvarto.adapters.adapter import Adapter
+from kvarto.core.dtype import DType
 from kvarto.core.units import ceil_div
 
 TILE_COLUMNS = 512
 LINE_BYTES = 64
+SCALE_DTYPE = DType.F32
+"""Of the strip of a magnitude."""
 
 Int32 = NDArray[np.int32]
-_Int64 = NDArray[np.int64]
+Int64 = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +60,9 @@ class Packing:
     page_bytes: int
     num_pages: int
     payload_bytes: int
-    strips_of: _Int64
+    strips_of: Int64
     """`[matrices + 1]`: strips `[strips_of[m], strips_of[m + 1])` are those of matrix m."""
-    tiles_of: _Int64
+    tiles_of: Int64
     """`[strips + 1]`: tiles `[tiles_of[s], tiles_of[s + 1])` are those of strip s."""
     page: Int32
     """`[tiles]`: index among the adapter's pages."""
@@ -87,16 +90,26 @@ def num_pages(size_bytes: int, page_bytes: int) -> int:
 
 
 def strips_of(adapter: Adapter) -> list[Strips]:
-    """Per update A, B, bias and magnitude where there are any; then token rows."""
+    """Per update A, B, bias and magnitude where there are any; then token rows.
+
+    A magnitude's strip is float32 whatever the file has: pages hold what the sum is multiplied with (see pages.py).
+    """
     found: list[Strips] = []
     for update in adapter.updates:
         a, b = update.lora_a, update.lora_b
         found.append(Strips(update.rank, a.shape[1], a.dtype.itemsize))
         found.append(Strips(update.rank, b.shape[0], b.dtype.itemsize))
-        found += [Strips(1, v.shape[0], v.dtype.itemsize) for v in (update.bias, update.magnitude) if v is not None]
-    for rows in (token_rows.rows for token_rows in adapter.token_rows):
-        found.append(Strips(rows.shape[0], rows.shape[1], rows.dtype.itemsize))
-    return found
+        if update.bias is not None:
+            found.append(Strips(1, update.bias.shape[0], update.bias.dtype.itemsize))
+        if update.magnitude is not None:
+            found.append(Strips(1, update.magnitude.shape[0], SCALE_DTYPE.itemsize))
+    rows = (token_rows.rows for token_rows in adapter.token_rows)
+    return found + [Strips(array.shape[0], array.shape[1], array.dtype.itemsize) for array in rows]
+
+
+def stream_bytes(adapter: Adapter) -> int:
+    """Bytes of all strips. More than the file's where a magnitude is there in 16 bits."""
+    return sum(matrix.size_bytes for matrix in strips_of(adapter))
 
 
 def stream_order(matrices: Sequence[Strips]) -> list[int]:
@@ -104,6 +117,16 @@ def stream_order(matrices: Sequence[Strips]) -> list[int]:
     return sorted(
         range(len(matrices)), key=lambda m: (matrices[m].strip_bytes % LINE_BYTES != 0, -matrices[m].item_bytes, m)
     )
+
+
+def stream_starts(matrices: Sequence[Strips]) -> Int64:
+    """Byte of the stream at which each matrix begins."""
+    starts = np.zeros(len(matrices), np.int64)
+    position = 0
+    for index in stream_order(matrices):
+        starts[index] = position
+        position += matrices[index].size_bytes
+    return starts
 
 
 def pack(matrices: Sequence[Strips], page_bytes: int) -> Packing:
@@ -116,7 +139,7 @@ def pack(matrices: Sequence[Strips], page_bytes: int) -> Packing:
     widths = np.array([m.num_columns for m in matrices], np.int64)
     items = np.array([m.item_bytes for m in matrices], np.int64)
     matrix_of = np.repeat(np.arange(len(matrices)), counts)
-    strip_start = _starts(matrices)[matrix_of] + _within(counts) * (widths * items)[matrix_of]
+    strip_start = stream_starts(matrices)[matrix_of] + _within(counts) * (widths * items)[matrix_of]
     num_grid_tiles = (-(-widths // TILE_COLUMNS))[matrix_of]
     strip_of = np.repeat(np.arange(len(matrix_of)), num_grid_tiles)
     column = _within(num_grid_tiles) * TILE_COLUMNS
@@ -137,17 +160,7 @@ def pack(matrices: Sequence[Strips], page_bytes: int) -> Packing:
     )
 
 
-def _starts(matrices: Sequence[Strips]) -> _Int64:
-    """Byte of the stream at which each matrix begins."""
-    starts = np.zeros(len(matrices), np.int64)
-    position = 0
-    for index in stream_order(matrices):
-        starts[index] = position
-        position += matrices[index].size_bytes
-    return starts
-
-
-def _cut(tiles: NDArray[Any], item_bytes: _Int64, page_bytes: int) -> NDArray[Any]:
+def _cut(tiles: NDArray[Any], item_bytes: Int64, page_bytes: int) -> NDArray[Any]:
     """Tiles `[strip, start, column, width]` that cross the end of a page become two. None crosses more than one."""
     _, start, _, width = tiles
     left = page_bytes - start % page_bytes
@@ -162,12 +175,12 @@ def _cut(tiles: NDArray[Any], item_bytes: _Int64, page_bytes: int) -> NDArray[An
     return tiles
 
 
-def _within(counts: _Int64) -> _Int64:
+def _within(counts: Int64) -> Int64:
     """0, 1, ... for each of the counts: `[2, 3]` gives `[0, 1, 0, 1, 2]`."""
     ends = _ends(counts)
     return np.arange(ends[-1]) - np.repeat(ends[:-1], counts)
 
 
-def _ends(counts: NDArray[Any]) -> _Int64:
+def _ends(counts: NDArray[Any]) -> Int64:
     """`[0, c0, c0 + c1, ...]`."""
     return np.concatenate((np.zeros(1, np.int64), np.cumsum(counts, dtype=np.int64)))

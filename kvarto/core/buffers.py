@@ -28,6 +28,8 @@ class StepLimits:
     max_samples: int
     max_context: int
     """Tokens that one sequence may hold."""
+    max_lora_rank: int = 0
+    """The largest rank of an adapter's update; 0: no adapters."""
 
 
 @dataclass(frozen=True, slots=True)

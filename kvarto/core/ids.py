@@ -13,3 +13,7 @@ RequestId = NewType("RequestId", str)
 
 NO_PAGE: Final = -1
 """In a page table: nothing is kept here (behind a sliding window, or past the end)."""
+NO_ADAPTER: Final = -1
+"""In a step: the sequence uses the bare base."""
+MAX_ADAPTERS: Final = 4096
+"""Handles of adapters are below it."""

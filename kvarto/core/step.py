@@ -76,6 +76,12 @@ class Step:
     sample_rows: Int32
     """[num_samples]: rows of `token_ids` whose next token is asked; a row may be named more than once (`n` > 1)."""
     sampling: SamplingRows
+    adapters: Int32 | None = None
+    """[num_seqs]: the handle of each sequence's adapter (`Backend.bind_adapter`), or NO_ADAPTER. None: no sequence has
+    one, and the step costs nothing for adapters."""
+    adapter_starts: Int32 | None = None
+    """[num_seqs]: the first position at which the adapter is active; 0 unless it is called by invocation tokens. None
+    exactly where `adapters` is."""
 
     @property
     def num_tokens(self) -> int:

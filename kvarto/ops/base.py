@@ -7,6 +7,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from kvarto.core.bound_adapter import BoundAdapter
 from kvarto.core.buffers import StepLimits
 from kvarto.core.dtype import DType
 from kvarto.core.kv_format import KVFormat
@@ -18,8 +19,8 @@ from kvarto.core.weight_format import WeightFormat
 
 
 class Backend(Protocol):
-    """Owns the device arena. Calls come from one thread, but for `copy_page`, which the copy thread makes, and the two
-    `store_…`, which come from several at once, never for the same weight.
+    """Owns the device arena. Calls come from one thread, but for `copy_page` and `write_page`, which copy threads make,
+    and the two `store_…`, which come from several at once, never for the same weight.
     """
 
     @property
@@ -63,12 +64,28 @@ class Backend(Protocol):
         """
         ...
 
+    def read_rows(self, name: str, first_row: int, num_rows: int) -> NDArray[np.float32]:
+        """Rows of a stored matrix as `[num_rows, columns]`, in float32: what its format means."""
+        ...
+
     def run(self, step: Step) -> StepResult:
         """One pass: writes the step's KV into its slots and samples the rows asked for."""
         ...
 
     def copy_page(self, source: int, target: int) -> None:
         """Copy a whole page inside the pages region."""
+        ...
+
+    def write_page(self, page: int, data: NDArray[np.uint8]) -> None:
+        """Fill a page of the pages region from its start; the rest of it stays as it is."""
+        ...
+
+    def bind_adapter(self, handle: int, adapter: BoundAdapter) -> None:
+        """Let steps name an adapter by `handle`, a small integer that is not bound. Its pages are filled."""
+        ...
+
+    def unbind_adapter(self, handle: int) -> None:
+        """Forget it. No step names the handle until it is bound again."""
         ...
 
     def close(self) -> None:

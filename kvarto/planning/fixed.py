@@ -96,7 +96,7 @@ def _outlives_its_op(program: Program, index: int) -> bool:
 
 def _is_gated_next(program: Program, index: int) -> bool:
     """What a gated activation writes may be written by the linear before it, while that still reads its rows."""
-    return isinstance(program.ops[index + 1], GatedActivation)
+    return any(isinstance(op, GatedActivation) for op in program.ops[index + 1 : index + 2])
 
 
 def _absolute(packing: Packing, base: int) -> list[int]:

@@ -30,7 +30,8 @@ BoundProgram::BoundProgram(const std::string& isa, int32_t num_threads, uintptr_
       arena_bytes_(arena_bytes),
       bounds_(bounds),
       has_tiles_(isa == "amx"),
-      executor_(kernels_of(isa), num_threads) {}
+      adapters_(bounds.max_tokens, bounds.max_samples, bounds.max_seqs),
+      executor_(kernels_of(isa), num_threads, adapters_) {}
 
 std::byte* BoundProgram::at(int64_t offset, int64_t size_bytes) const {
     if (offset < 0 || size_bytes < 0 || size_bytes > arena_bytes_ - offset)
@@ -99,9 +100,16 @@ LinearOp BoundProgram::linear(const RowsAt& x, const RowsAt& out, const WeightAt
     return op;
 }
 
-void BoundProgram::add_embed(RowsAt out, const WeightAt& table, float scale, std::optional<int64_t> position_table) {
+// Of adapters, for an op with so many rows.
+Rows BoundProgram::sums(const std::optional<RowsAt>& sums, int32_t num_rows) const {
+    if (sums && sums->num_rows < num_rows) throw std::invalid_argument("sums of adapters for too few rows");
+    return rows(sums);
+}
+
+void BoundProgram::add_embed(RowsAt out, const WeightAt& table, float scale, std::optional<int64_t> position_table,
+                             std::optional<RowsAt> sums) {
     const float* positions = floats(position_table, int64_t{bounds_.max_positions} * out.width);
-    executor_.add(EmbedOp{rows(out), weight(table), scale, positions});
+    executor_.add(EmbedOp{rows(out), weight(table), scale, positions, this->sums(sums, out.num_rows)});
 }
 
 void BoundProgram::add_norm(RowsAt x, RowsAt out, std::optional<RowsAt> residual, int64_t weight,
@@ -144,8 +152,10 @@ void BoundProgram::add_gather(RowsAt x, RowsAt out, std::optional<RowsAt> residu
 }
 
 void BoundProgram::add_linear(RowsAt x, RowsAt out, const WeightAt& weight, std::optional<int64_t> bias,
-                              int32_t products, BytesAt scratch) {
-    executor_.add(linear(x, out, weight, bias, products, scratch));
+                              int32_t products, BytesAt scratch, std::optional<RowsAt> sums) {
+    LinearOp op = linear(x, out, weight, bias, products, scratch);
+    op.sums = this->sums(sums, x.num_rows);
+    executor_.add(std::move(op));
 }
 
 void BoundProgram::add_route(RowsAt x, RowsAt ids, RowsAt shares, const WeightAt& weight, int32_t top_k, bool normalise,
@@ -162,18 +172,28 @@ void BoundProgram::add_experts(RowsAt x, RowsAt ids, RowsAt shares, RowsAt out, 
 }
 
 void BoundProgram::add_logits(RowsAt x, RowsAt out, const WeightAt& weight, std::optional<int64_t> bias, float scale,
-                              float softcap, int32_t products, BytesAt scratch, RowsAt summaries) {
-    executor_.add(LogitsOp{linear(x, out, weight, bias, products, scratch), scale, softcap, rows(summaries)});
+                              float softcap, int32_t products, BytesAt scratch, RowsAt summaries,
+                              std::optional<RowsAt> sums) {
+    LogitsOp op{linear(x, out, weight, bias, products, scratch), scale, softcap, rows(summaries)};
+    op.linear.sums = this->sums(sums, x.num_rows);
+    executor_.add(std::move(op));
 }
 
 void BoundProgram::add_sample(RowsAt logits, std::optional<RowsAt> summaries, BytesAt scratch) {
     executor_.add(SampleOp{rows(logits), rows(summaries), at(scratch), scratch.size_bytes});
 }
 
+void BoundProgram::check_step(const StepView& step) const {
+    kvarto::check_step(step, bounds_);
+    for (int32_t seq = 0; step.adapters != nullptr && seq < step.num_seqs; ++seq)
+        if (step.adapters[seq] >= 0 && !adapters_.is_bound(step.adapters[seq]))
+            throw std::invalid_argument("step: adapters " + std::to_string(step.adapters[seq]) + ", which is not bound");
+}
+
 void BoundProgram::run(nb::handle step, nb::handle page_tables, nb::handle slot_mapping, nb::handle result) {
     const StepArrays arrays(step, page_tables, slot_mapping, result, bounds_.num_groups);
     const nb::gil_scoped_release released;
-    check_step(arrays.view(), bounds_);
+    check_step(arrays.view());
     executor_.run(arrays.view());
 }
 
@@ -181,7 +201,7 @@ std::vector<std::pair<int64_t, double>> BoundProgram::run_timed(nb::handle step,
                                                                 nb::handle slot_mapping, nb::handle result) {
     const StepArrays arrays(step, page_tables, slot_mapping, result, bounds_.num_groups);
     const nb::gil_scoped_release released;
-    check_step(arrays.view(), bounds_);
+    check_step(arrays.view());
     std::vector<int64_t> ends_ns(static_cast<size_t>(executor_.num_phases()));
     executor_.run(arrays.view(), ends_ns);
     std::vector<std::pair<int64_t, double>> phases;

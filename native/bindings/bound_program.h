@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/adapters.h"
 #include "core/executor.h"
 #include "core/step_check.h"
 
@@ -51,11 +52,34 @@ struct PagesAt {
     int32_t type;  // place in KVType
 };
 
+// Strips of an adapter; see core/adapters.h. `type` is the place in StripType.
+struct StripsAt {
+    int64_t start;
+    int32_t num_strips;
+    int32_t num_columns;
+    int32_t type;
+};
+
+struct UpdateAt {
+    int32_t op;
+    int32_t first_row;
+    float scaling;
+    StripsAt a, b;
+    std::optional<StripsAt> bias, magnitude;
+};
+
+struct TokensAt {
+    int32_t op;
+    StripsAt rows;
+    std::vector<int32_t> token_ids;  // of each row
+};
+
 class BoundProgram {
 public:
     BoundProgram(const std::string& isa, int32_t num_threads, uintptr_t arena, int64_t arena_bytes, StepBounds bounds);
 
-    void add_embed(RowsAt out, const WeightAt& table, float scale, std::optional<int64_t> position_table);
+    void add_embed(RowsAt out, const WeightAt& table, float scale, std::optional<int64_t> position_table,
+                   std::optional<RowsAt> sums);
     void add_norm(RowsAt x, RowsAt out, std::optional<RowsAt> residual, int64_t weight, std::optional<int64_t> bias,
                   int32_t kind, float eps);
     void add_head_norm(RowsAt qkv, int64_t q_weight, int64_t k_weight, HeadShape heads, float eps);
@@ -67,14 +91,20 @@ public:
     void add_activate(RowsAt x, RowsAt out, int32_t activation);
     void add_gather(RowsAt x, RowsAt out, std::optional<RowsAt> residual);
     void add_linear(RowsAt x, RowsAt out, const WeightAt& weight, std::optional<int64_t> bias, int32_t products,
-                    BytesAt scratch);
+                    BytesAt scratch, std::optional<RowsAt> sums);
     void add_route(RowsAt x, RowsAt ids, RowsAt shares, const WeightAt& weight, int32_t top_k, bool normalise,
                    BytesAt scratch);
     void add_experts(RowsAt x, RowsAt ids, RowsAt shares, RowsAt out, const std::vector<WeightAt>& gate_up,
                      const std::vector<WeightAt>& down, int32_t activation, int32_t top_k, BytesAt scratch);
     void add_logits(RowsAt x, RowsAt out, const WeightAt& weight, std::optional<int64_t> bias, float scale,
-                    float softcap, int32_t products, BytesAt scratch, RowsAt summaries);
+                    float softcap, int32_t products, BytesAt scratch, RowsAt summaries, std::optional<RowsAt> sums);
     void add_sample(RowsAt logits, std::optional<RowsAt> summaries, BytesAt scratch);
+
+    // Lets steps name an adapter whose stream lies in these pages of the pool. Everything that a kernel would use as an
+    // address is looked at; throws std::invalid_argument.
+    void bind_adapter(int32_t handle, const PagesAt& pool, const std::vector<int32_t>& pages,
+                      const std::vector<UpdateAt>& updates, const std::vector<TokensAt>& tokens);
+    void unbind_adapter(int32_t handle);
 
     // One pass; other Python threads run meanwhile.
     void run(nanobind::handle step, nanobind::handle page_tables, nanobind::handle slot_mapping,
@@ -97,10 +127,14 @@ private:
     LinearOp linear(const RowsAt& x, const RowsAt& out, const WeightAt& weight, std::optional<int64_t> bias,
                     int32_t products, BytesAt scratch) const;
 
+    Rows sums(const std::optional<RowsAt>& sums, int32_t num_rows) const;
+    void check_step(const StepView& step) const;
+
     std::byte* arena_;
     int64_t arena_bytes_;
     StepBounds bounds_;
     bool has_tiles_;
+    AdapterTable adapters_;
     Executor executor_;
 };
 

@@ -10,7 +10,7 @@ namespace kvarto {
 
 namespace {
 
-constexpr size_t kNumArrays = 32;  // of a step, its sampling and its result, so that no reallocation moves a buffer
+constexpr size_t kNumArrays = 40;  // of a step, its sampling and its result, so that no reallocation moves a buffer
 
 template <class T> constexpr char type_code() {
     if constexpr (std::is_same_v<T, float>) return 'f';
@@ -85,6 +85,11 @@ void StepArrays::borrow_step(nb::handle step) {
     view.sample_rows = static_cast<const int32_t*>(samples.buf);
     view.positions = array<int32_t>(step, "positions", view.num_tokens);
     view.cu_seqlens = array<int32_t>(step, "cu_seqlens", view.num_seqs + 1);
+    if (nb::getattr(step, "adapters").is_none() != nb::getattr(step, "adapter_starts").is_none())
+        refuse("adapters", "and `adapter_starts` are both there, or neither");
+    if (nb::getattr(step, "adapters").is_none()) return;
+    view.adapters = array<int32_t>(step, "adapters", view.num_seqs);
+    view.adapter_starts = array<int32_t>(step, "adapter_starts", view.num_seqs);
 }
 
 void StepArrays::borrow_pages(nb::handle page_tables, nb::handle slot_mapping, int32_t num_groups) {

@@ -71,6 +71,14 @@ bool may_gate(const LinearOp& linear, const GatedActivationOp& op) {
            (in_halves || parts.size() == 1) && op.out.width % kLanes == 0 && linear.weight.num_rows == 2 * op.out.width;
 }
 
+// Where an op that adapters may update keeps its index; null for others.
+int32_t* index_of(AnyOp& any) {
+    if (auto* linear = std::get_if<LinearOp>(&any)) return &linear->index;
+    if (auto* logits = std::get_if<LogitsOp>(&any)) return &logits->linear.index;
+    if (auto* embed = std::get_if<EmbedOp>(&any)) return &embed->index;
+    return nullptr;
+}
+
 }  // namespace
 
 Executor::Space Executor::space_of(const AnyOp& op) {
@@ -85,6 +93,7 @@ Executor::Space Executor::space_of(const AnyOp& op) {
 void Executor::add(AnyOp op) {
     const Space space = space_of(op);
     const size_t index = ops_.size();
+    if (int32_t* known = index_of(op)) *known = static_cast<int32_t>(index);
     ops_.push_back(std::move(op));
     if (index > 0 && may_follow(ops_[index - 1], ops_[index]))
         phases_.back().last = index + 1;
@@ -98,11 +107,19 @@ void Executor::add_to_linear(GatedActivationOp op) {
         linear->gated = op.out;
         linear->activation = op.activation;
         op.is_fused = true;
+        op.linear = linear->index;
     }
     add(op);
 }
 
 void Executor::run(const StepView& step, std::span<int64_t> ends_ns) {
+    adapters_.prepare(step);
+    StepView prepared = step;
+    prepared.updated = adapters_.updated();
+    walk(prepared, ends_ns);
+}
+
+void Executor::walk(const StepView& step, std::span<int64_t> ends_ns) {
     using Clock = std::chrono::steady_clock;
     const bool measures = !ends_ns.empty();
     const auto start = measures ? Clock::now() : Clock::time_point{};
@@ -120,13 +137,47 @@ void Executor::run(const StepView& step, std::span<int64_t> ends_ns) {
 }
 
 void Executor::run_phase(const Phase& phase, const StepView& step, Worker& worker) const {
-    if (phase.space == Space::kTokens) return run_rows(phase, step, worker, step.num_tokens);
-    if (phase.space == Space::kSamples) return run_rows(phase, step, worker, step.num_samples);
-    std::visit(
-        [&]<class Op>(const Op& op) {
-            if constexpr (!RowOp<Op>) kernel_of(kernels_, op)(op, step, worker);
-        },
-        ops_[phase.first]);
+    if (phase.space == Space::kTokens) {
+        run_rows(phase, step, worker, step.num_tokens);
+    } else if (phase.space == Space::kSamples) {
+        run_rows(phase, step, worker, step.num_samples);
+    } else {
+        std::visit(
+            [&]<class Op>(const Op& op) {
+                if constexpr (!RowOp<Op>) kernel_of(kernels_, op)(op, step, worker);
+            },
+            ops_[phase.first]);
+    }
+    if (step.is_updated(static_cast<int32_t>(phase.first))) add_adapters(ops_[phase.first], step, worker);
+}
+
+void Executor::add_adapters(const AnyOp& any, const StepView& step, Worker& worker) const {
+    AdapterWork work;
+    if (const auto* embed = std::get_if<EmbedOp>(&any)) {
+        work = {.x = {}, .out = embed->out, .sums = embed->sums, .rows = adapters_.rows(false), .op = embed->index,
+                .bias = embed->position_table, .bias_rows = embed->position_table ? step.positions : nullptr,
+                .token_ids = step.token_ids, .scale = embed->scale};
+        return add_adapters(work, kernels_.adapter_embeddings, worker);
+    }
+    const auto* logits = std::get_if<LogitsOp>(&any);
+    const LinearOp& linear = logits != nullptr ? logits->linear : std::get<LinearOp>(any);
+    work = {.x = linear.x, .out = linear.out, .sums = linear.sums, .rows = adapters_.rows(linear.x.per_sample),
+            .op = linear.index, .bias = linear.bias};
+    add_adapters(work, kernels_.adapter_logits, worker);
+    if (logits == nullptr) return;
+    worker.barrier();
+    kernels_.finish_logits(*logits, step, worker);
+}
+
+void Executor::add_adapters(const AdapterWork& work, void (*replace_tokens)(const AdapterWork&, Worker&),
+                            Worker& worker) const {
+    kernels_.adapter_shrink(work, worker);
+    worker.barrier();
+    if (work.has_tokens()) {
+        replace_tokens(work, worker);
+        worker.barrier();
+    }
+    kernels_.adapter_expand(work, worker);
 }
 
 void Executor::run_rows(const Phase& phase, const StepView& step, Worker& worker, int64_t num_rows) const {

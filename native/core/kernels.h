@@ -2,6 +2,7 @@
 // namespace kvarto::KVARTO_ISA (portable, avx2, avx512, amx); `kernels.cpp` fills the table there.
 #pragma once
 
+#include "core/adapters.h"
 #include "core/ops.h"
 #include "core/step.h"
 #include "core/threads.h"
@@ -29,6 +30,15 @@ struct Kernels {
     void (*experts)(const ExpertsOp&, const StepView&, Worker&);
     void (*logits)(const LogitsOp&, const StepView&, Worker&);
     void (*sample)(const SampleOp&, const StepView&, Worker&);
+
+    // What adapters add to what an op wrote, in two phases: the first beside the op, the second after a barrier.
+    void (*adapter_shrink)(const AdapterWork&, Worker&);
+    void (*adapter_expand)(const AdapterWork&, Worker&);
+    // Between them, with barriers around, where adapters replace tokens.
+    void (*adapter_embeddings)(const AdapterWork&, Worker&);
+    void (*adapter_logits)(const AdapterWork&, Worker&);
+    // What `logits` leaves undone where adapters change its sums.
+    void (*finish_logits)(const LogitsOp&, const StepView&, Worker&);
 };
 
 }  // namespace kvarto

@@ -44,6 +44,8 @@ struct EmbedOp {
     Weight table;
     float scale = 1.0F;
     const float* position_table = nullptr;  // [max_positions, width] row-major, or null
+    Rows sums{};        // of adapters, as LinearOp's
+    int32_t index = 0;  // of the op; set by the executor
 };
 
 struct NormOp {
@@ -97,7 +99,9 @@ inline constexpr int32_t kFewestGatedRows = 3;
 struct GatedActivationOp {
     Rows x, out;
     Activation activation = Activation::kSilu;
-    bool is_fused = false;  // the linear before it did it, where there are kFewestGatedRows
+    // The linear before it did it, where there are kFewestGatedRows and no adapter updates what that writes.
+    bool is_fused = false;
+    int32_t linear = 0;  // index of that op
 };
 
 struct ActivateOp {
@@ -121,6 +125,8 @@ struct LinearOp {
     // kFewestGatedRows rows on it is written instead of `out`, which would leave the cache in between.
     Rows gated{};  // data null where there is none
     Activation activation = Activation::kSilu;
+    Rows sums{};        // of adapters, see ops/adapter_product.h; data null where none are planned for
+    int32_t index = 0;  // of the op; set by the executor
 };
 
 struct RouteOp {

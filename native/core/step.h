@@ -50,8 +50,14 @@ struct StepView {
     const int32_t* page_tables;   // [num_groups, num_seqs, max_pages]
     const int64_t* slot_mapping;  // [num_groups, num_tokens]: page * page_size + offset
     const int32_t* sample_rows;   // [num_samples]
+    const int32_t* adapters;        // [num_seqs]: handles, negative for none; null: no sequence has one
+    const int32_t* adapter_starts;  // [num_seqs]: first position at which the adapter is active; null where they are
     SamplingView sampling;
     ResultView result;
+    // [number of ops]: whether an adapter updates what an op writes in this step. Null: none does. The executor's.
+    const uint8_t* updated;
+
+    bool is_updated(int32_t op) const { return updated != nullptr && updated[op] != 0; }
 };
 
 }  // namespace kvarto

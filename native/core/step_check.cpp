@@ -4,6 +4,8 @@
 #include <stdexcept>
 #include <string>
 
+#include "core/adapters.h"
+
 namespace kvarto {
 
 namespace {
@@ -58,6 +60,12 @@ void check_sampling(const StepView& step, const StepBounds& bounds) {
     require_range(sampling.seen_ids, sampling.seen_indptr[step.num_samples], 0, bounds.vocab_size, "seen_ids");
 }
 
+void check_adapters(const StepView& step) {
+    if (step.adapters == nullptr) return;
+    require_range(step.adapters, step.num_seqs, -1, kMaxAdapters, "adapters");
+    require_range(step.adapter_starts, step.num_seqs, 0, int64_t{1} << 31, "adapter_starts");
+}
+
 }  // namespace
 
 void check_step(const StepView& step, const StepBounds& bounds) {
@@ -69,6 +77,7 @@ void check_step(const StepView& step, const StepBounds& bounds) {
     check_sequences(step, bounds);
     check_pages(step, bounds);
     check_sampling(step, bounds);
+    check_adapters(step);
 }
 
 }  // namespace kvarto

@@ -50,6 +50,7 @@ struct Team::State {
     const int32_t num_threads;
     // Each on a cache line of its own: one is written by all at every item, one read by all at every barrier.
     alignas(64) std::atomic<int64_t> next_item{0};
+    alignas(64) std::atomic<int64_t> next_side_item{0};
     alignas(64) std::atomic<int32_t> num_arrived{0};
     alignas(64) std::atomic<uint32_t> phase{0};  // epoch of the barrier
     alignas(64) std::atomic<uint32_t> call{0};   // epoch of `run`
@@ -67,6 +68,7 @@ void Team::State::arrive() {
     if (num_arrived.fetch_add(1, std::memory_order_acq_rel) + 1 < num_threads) return await_change(phase, old);
     num_arrived.store(0, std::memory_order_relaxed);
     next_item.store(0, std::memory_order_relaxed);
+    next_side_item.store(0, std::memory_order_relaxed);
     advance(phase);
 }
 
@@ -85,6 +87,8 @@ int32_t Worker::num_workers() const { return team_.state_->num_threads; }
 void Worker::barrier() { team_.state_->arrive(); }
 
 int64_t Worker::take() { return team_.state_->next_item.fetch_add(1, std::memory_order_relaxed); }
+
+int64_t Worker::take_side() { return team_.state_->next_side_item.fetch_add(1, std::memory_order_relaxed); }
 
 void Team::State::start(Team& team) {
     // Signals are the main thread's: a handler that ran here would wait for the interpreter inside a step.

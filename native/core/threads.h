@@ -21,6 +21,8 @@ public:
     void barrier();
     // The next item of this phase that nobody has taken: 0, 1, 2, … without end; the caller stops at its own count.
     int64_t take();
+    // The same of a second kind of item: work that shares a phase with what `take` counts.
+    int64_t take_side();
 
 private:
     Team& team_;

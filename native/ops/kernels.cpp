@@ -1,6 +1,8 @@
 // The table of this instruction set's kernels.
 #include "core/kernels.h"
 
+#include "ops/adapter_product.h"
+#include "ops/adapter_tokens.h"
 #include "ops/attention.h"
 #include "ops/experts.h"
 #include "ops/linear.h"
@@ -31,6 +33,11 @@ const Kernels& kernels() {
         .experts = experts,
         .logits = logits,
         .sample = sample,
+        .adapter_shrink = adapter_shrink,
+        .adapter_expand = adapter_expand,
+        .adapter_embeddings = adapter_embeddings,
+        .adapter_logits = adapter_logits,
+        .finish_logits = finish_logits,
     };
     return table;
 }

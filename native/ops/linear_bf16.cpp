@@ -66,7 +66,8 @@ void multiply_panels_bf16(const Part& part, const BF16Rows& rows, int32_t first,
 void linear_bf16(const LinearOp& op, const StepView& step, Worker& worker) {
     BF16Rows rows = prepared_rows_bf16(op, step, worker);
     if (rows.num_rows == 0) return;
-    if (op.gated.data != nullptr && rows.num_rows >= kFewestGatedRows) return gated_panels(op, rows, worker);
+    const bool is_gated = op.gated.data != nullptr && !step.is_updated(op.index);
+    if (is_gated && rows.num_rows >= kFewestGatedRows) return gated_panels(op, rows, worker);
     int64_t item = worker.take();
     int64_t first_item = 0;  // of this part
     for (const Part& part : op.weight.parts) {

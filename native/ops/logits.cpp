@@ -88,12 +88,16 @@ void logits(const LogitsOp& op, const StepView& step, Worker& worker) {
     const LinearOp& linear = op.linear;
     assert(linear.weight.parts.size() == 1);
     if (step.num_samples == 0) return;
+    const bool is_last = !step.is_updated(linear.index);
+    const auto end = [&](const Place& place) {
+        if (is_last) finish(op, step, place);
+    };
 #if defined(__AMX_BF16__)
     if (linear.products == Products::kBF16) {
         const BF16Rows rows = prepared_rows_bf16(linear, step, worker);
         return each_item(linear, step.num_samples, step.num_samples, worker, [&](const Place& place) {
             multiply_panels_bf16(linear.weight.parts[0], rows, place.first_id / kLanes, last_panel(place));
-            finish(op, step, place);
+            end(place);
         });
     }
 #endif
@@ -101,14 +105,18 @@ void logits(const LogitsOp& op, const StepView& step, Worker& worker) {
         const Int8Rows rows = prepared_rows(linear, step, worker);
         each_item(linear, step.num_samples, step.num_samples, worker, [&](const Place& place) {
             multiply_panels(linear.weight.parts[0], rows, place.first_id / kLanes, last_panel(place));
-            finish(op, step, place);
+            end(place);
         });
     } else {
         each_item(linear, step.num_samples, kBlockRows, worker, [&](const Place& place) {
             multiply_f32(linear, place);
-            finish(op, step, place);
+            end(place);
         });
     }
+}
+
+void finish_logits(const LogitsOp& op, const StepView& step, Worker& worker) {
+    each_item(op.linear, step.num_samples, kBlockRows, worker, [&](const Place& place) { finish(op, step, place); });
 }
 
 }  // namespace kvarto::KVARTO_ISA

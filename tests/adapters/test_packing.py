@@ -7,8 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
-from kvarto.adapters.packing import LINE_BYTES, TILE_COLUMNS, Packing, Strips, num_pages, pack, strips_of
+from kvarto.adapters.adapter import LowRankUpdate
+from kvarto.adapters.packing import LINE_BYTES, TILE_COLUMNS, Packing, Strips, num_pages, pack, stream_bytes, strips_of
 from kvarto.adapters.pages import page_images
 from kvarto.adapters.peft_files import open_peft_adapter
 from kvarto.adapters.targets import BaseTargets, Role, targets_of
@@ -128,20 +130,26 @@ def test_the_same_sizes_give_the_same_places() -> None:
     assert all(np.array_equal(getattr(one, name), getattr(two, name)) for name in Packing.__slots__)
 
 
+def scale_of(update: LowRankUpdate) -> NDArray[np.float32]:
+    """Any function of an update stands for what a base makes of its magnitude."""
+    assert update.magnitude is not None
+    return update.magnitude.values() * np.float32(0.5)
+
+
 def test_tiles_of_the_images_are_the_tensors(tmp_path: Path) -> None:
     base = targets_of(program_of(hidden_size=640, intermediate_size=1100, vocab_size=97))
-    options = Options(ALL_LINEAR, rank=5, dtypes=("BF16", "F32"), lora_bias=True, use_dora=True)
+    options = Options(ALL_LINEAR, rank=5, dtypes=("F32", "BF16"), lora_bias=True, use_dora=True)
     written = write_adapter(tmp_path / "a", base, options)
     adapter = open_peft_adapter(written.folder, base, [tmp_path]).adapter
     matrices = strips_of(adapter)
     packing = pack(matrices, 4096)
     check(packing, matrices)
-    images = list(page_images(adapter, 4096))
-    assert len(images) == packing.num_pages == num_pages(adapter.size_bytes, 4096)
+    images = list(page_images(adapter, 4096, scale_of))
+    assert len(images) == packing.num_pages == num_pages(stream_bytes(adapter), 4096)
     expected = []
     for update in adapter.updates:
-        expected += [update.lora_a.read(), update.lora_b.read().T]
-        expected += [v.read()[None] for v in (update.bias, update.magnitude) if v is not None]
+        assert update.bias is not None
+        expected += [update.lora_a.read(), update.lora_b.read().T, update.bias.read()[None], scale_of(update)[None]]
     for matrix, array in enumerate(expected):
         for row, strip in enumerate(range(*packing.strips_of[matrix : matrix + 2])):
             for tile in range(*packing.tiles_of[strip : strip + 2]):

@@ -1,19 +1,22 @@
 """A model whose every token is a hash of its whole context, read back from the pages that the step names.
 
-A wrong page table, a stale or half-copied page, a lost token, a wrong slot, seed, choice, position, bias or count: each
-changes the hash, and so the token. `Oracle` computes the same tokens from plain lists, with no pages and no engine.
+A wrong page table, a stale or half-copied page, a lost token, a wrong slot, seed, choice, position, bias or count, an
+adapter's byte that is not what was loaded: each changes the hash, and so the token. `Oracle` computes the same tokens
+from plain lists, with no pages and no engine.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kvarto.core.ids import NO_PAGE
+from kvarto.core.bound_adapter import BoundAdapter
+from kvarto.core.ids import MAX_ADAPTERS, NO_ADAPTER, NO_PAGE
 from kvarto.core.kv_format import LayerGroup
 from kvarto.core.sampling import SamplingParams
 from kvarto.core.step import SamplingRows, Step, StepResult
@@ -40,6 +43,11 @@ def kv_of(tokens: NDArray[np.integer], positions: NDArray[np.integer], group: in
     """What a token leaves in a page of a layer group."""
     value = (tokens.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15 + 2 * group)
     return value ^ (positions.astype(np.uint64) * np.uint64(0xC2B2AE3D27D4EB4F))
+
+
+def adapter_key(images: Iterable[bytes]) -> int:
+    """What an adapter's pages do to every token that it is active for; never 0."""
+    return int.from_bytes(blake2b(b"".join(images), digest_size=8).digest(), "little") | 1
 
 
 def context_hash(kv: Sequence[_UInt64], last: int, windows: Sequence[int | None]) -> int:
@@ -111,6 +119,9 @@ class HashBackend:
         self._windows = [group.window for group in groups]
         self._slots = np.full((num_pages, page_size), _CANARY, dtype=np.uint64)
         self._before_run = before_run
+        self._adapters: dict[int, BoundAdapter] = {}
+        self._images: dict[int, bytes] = {}
+        """By page: what was written there since a token's KV was."""
 
     @property
     def fingerprint(self) -> str:
@@ -118,6 +129,23 @@ class HashBackend:
 
     def copy_page(self, source: int, target: int) -> None:
         self._slots[target] = self._slots[source]
+        self._images.pop(target, None)
+        if source in self._images:
+            self._images[target] = self._images[source]
+
+    def write_page(self, page: int, data: NDArray[np.uint8]) -> None:
+        assert 0 <= page < len(self._slots)
+        self._slots[page] = _CANARY
+        self._images[page] = data.tobytes()
+
+    def bind_adapter(self, handle: int, adapter: BoundAdapter) -> None:
+        assert 0 <= handle < MAX_ADAPTERS
+        assert handle not in self._adapters, f"handle {handle} is bound"
+        self._adapters[handle] = adapter
+        self._key_of(handle)
+
+    def unbind_adapter(self, handle: int) -> None:
+        del self._adapters[handle]
 
     def run(self, step: Step) -> StepResult:
         self.check_step(step)
@@ -128,9 +156,28 @@ class HashBackend:
         except BaseException:
             slots[step.slot_mapping[:, ::2]] = 13  # a step that dies may have written anything into its own slots
             raise
+        keys = self._adapter_keys(step)
         for group, mapping in enumerate(step.slot_mapping):
-            slots[mapping] = kv_of(step.token_ids, step.positions, group)
+            slots[mapping] = kv_of(step.token_ids, step.positions, group) ^ keys
+            for page in np.unique(mapping // self._page_size).tolist():
+                self._images.pop(page, None)
         return self._sample(step)
+
+    def _adapter_keys(self, step: Step) -> _UInt64:
+        """Per token: that of its adapter where it is active, else 0."""
+        keys = np.zeros(step.num_tokens, np.uint64)
+        if step.adapters is None or step.adapter_starts is None:
+            return keys
+        for s, (handle, start) in enumerate(zip(step.adapters.tolist(), step.adapter_starts.tolist(), strict=True)):
+            rows = slice(step.cu_seqlens[s], step.cu_seqlens[s + 1])
+            if handle != NO_ADAPTER:
+                keys[rows] = np.where(step.positions[rows] >= start, np.uint64(self._key_of(handle)), np.uint64(0))
+        return keys
+
+    def _key_of(self, handle: int) -> int:
+        pages = self._adapters[handle].pages.tolist()
+        assert all(page in self._images for page in pages), f"pages of adapter {handle} were taken from it"
+        return adapter_key(self._images[page] for page in pages)
 
     def _sample(self, step: Step) -> StepResult:
         contexts: dict[int, int] = {}
@@ -186,6 +233,10 @@ class HashBackend:
             assert (np.diff(step.positions[start:stop]) == 1).all()
         for mapping in step.slot_mapping:
             assert len(np.unique(mapping)) == len(mapping), "two tokens of a step write to one slot"
+        assert (step.adapters is None) == (step.adapter_starts is None)
+        if step.adapters is not None and step.adapter_starts is not None:
+            assert len(step.adapters) == len(step.adapter_starts) == step.num_seqs
+            assert (step.adapters >= NO_ADAPTER).all()
         rows = step.sampling
         assert len(rows.bias_indptr) == len(rows.seen_indptr) == step.num_samples + 1
         assert len(rows.bias_ids) == len(rows.bias_values) == rows.bias_indptr[-1]

@@ -14,9 +14,10 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from kvarto.adapters.targets import targets_of
 from kvarto.core.buffers import StepLimits
 from kvarto.core.dtype import DType
-from kvarto.core.ids import NO_PAGE
+from kvarto.core.ids import NO_ADAPTER, NO_PAGE
 from kvarto.core.layout import Budget
 from kvarto.core.program import Program
 from kvarto.core.step import SamplingRows, Step
@@ -28,6 +29,7 @@ from kvarto.models.packing import pack_matrices
 from kvarto.ops.base import Backend
 from kvarto.ops.reference.backend import ReferenceBackend
 from kvarto.planning.plan import plan
+from tests.ops.adapters import Shelf
 
 Logits = NDArray[np.float32]
 
@@ -67,6 +69,8 @@ class PagedSequence:
     tokens: Sequence[int]
     page_tables: NDArray[np.int32]
     num_computed: int = 0
+    adapter: int = NO_ADAPTER
+    adapter_start: int = 0
     logits: list[Logits] = field(default_factory=list)
 
 
@@ -87,37 +91,52 @@ class PagedModel:
         page_size: int,
         max_tokens: int,
         backend: TestedBackend | None = None,
+        num_pages: int = NUM_PAGES,
+        max_lora_rank: int = 0,
     ) -> None:
         self.backend: TestedBackend = backend or ReferenceBackend(threads=1)
         program = build_program(parse_config(config), DType.F32)
         check_tensors(program, files)
         self.program: Program = pack_matrices(program, files, self.backend.weight_format)
         self.page_size = page_size
-        self.limits = StepLimits(max_tokens, max_seqs=8, max_samples=max_tokens, max_context=MAX_CONTEXT)
+        self.limits = StepLimits(max_tokens, 8, max_tokens, MAX_CONTEXT, max_lora_rank)
         kv_dtype = self.backend.default_kv_dtype(self.program)
         kv_format = self.program.kv_format(kv_dtype, page_size)
         scratch_bytes = {
             index: self.backend.scratch_bytes(op, self.program, self.limits, kv_format)
             for index, op in enumerate(self.program.ops)
         }
-        budget = Budget(1 << 30, "test", kv_bytes=NUM_PAGES * kv_format.page_bytes)
-        layout = plan(self.program, budget, self.limits, kv_dtype, page_size, scratch_bytes)
-        self.backend.open(self.program, layout)
+        budget = Budget(1 << 30, "test", kv_bytes=num_pages * kv_format.page_bytes)
+        self.layout = plan(self.program, budget, self.limits, kv_dtype, page_size, scratch_bytes)
+        self.backend.open(self.program, self.layout)
         load_weights(self.program, files, self.backend)
 
     def close(self) -> None:
         self.backend.close()
 
-    def logits(self, prompts: Sequence[Sequence[int]], seed: int) -> list[Logits]:
-        """Logits of every position of every prompt, computed in ragged batches of random chunks."""
+    def shelf(self) -> Shelf:
+        """Where adapters are bound: pages behind those that sequences take."""
+        free = list(range(NUM_PAGES, self.layout.num_pages))
+        random.Random(0).shuffle(free)
+        return Shelf(self.backend, targets_of(self.program), self.layout.kv_format.page_bytes, free)
+
+    def logits(
+        self, prompts: Sequence[Sequence[int]], seed: int, adapters: Sequence[tuple[int, int]] = ()
+    ) -> list[Logits]:
+        """Logits of every position of every prompt, computed in ragged batches of random chunks.
+
+        `adapters`: of each prompt, the handle of its adapter, and the position from which that is active.
+        """
         rng = random.Random(seed)
         free = list(range(NUM_PAGES))
         rng.shuffle(free)
         shape = (len(self.program.layer_groups), MAX_CONTEXT // self.page_size)
         sequences = [PagedSequence(prompt, np.full(shape, NO_PAGE, np.int32)) for prompt in prompts]
+        for sequence, (handle, start) in zip(sequences, adapters, strict=False):
+            sequence.adapter, sequence.adapter_start = handle, start
         while waiting := [s for s in sequences if s.num_computed < len(s.tokens)]:
             chunks, room = [], self.limits.max_tokens
-            for sequence in rng.sample(waiting, rng.randint(1, len(waiting))):
+            for sequence in rng.sample(waiting, rng.randint(1, min(len(waiting), self.limits.max_seqs))):
                 left = min(len(sequence.tokens) - sequence.num_computed, room)
                 if left:
                     chunks.append((sequence, rng.randint(1, left)))
@@ -169,6 +188,7 @@ class PagedModel:
             for s, span in spans
         ]
         num_tokens = len(positions)
+        has_adapters = any(s.adapter != NO_ADAPTER for s, _ in spans)
         return Step(
             token_ids=np.concatenate([np.asarray(s.tokens[span.start : span.stop], np.int32) for s, span in spans]),
             positions=positions,
@@ -178,4 +198,6 @@ class PagedModel:
             slot_mapping=np.ascontiguousarray(np.concatenate(slots, axis=1)),
             sample_rows=np.arange(num_tokens, dtype=np.int32),
             sampling=greedy_rows(num_tokens),
+            adapters=np.array([s.adapter for s, _ in spans], np.int32) if has_adapters else None,
+            adapter_starts=np.array([s.adapter_start for s, _ in spans], np.int32) if has_adapters else None,
         )

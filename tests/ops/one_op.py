@@ -19,6 +19,7 @@ from kvarto.ops.reference.batch import Batch
 from kvarto.ops.reference.kernel import TORCH_DTYPES, Sizes, Views
 from kvarto.ops.reference.kernels import KERNELS
 from kvarto.ops.reference.scratch import carve, total_bytes
+from tests.ops.adapters import Stored
 from tests.ops.steps import decode_step
 
 Array = NDArray[np.generic]
@@ -40,13 +41,17 @@ class OneOp:
     vocab_size: int = 1
     sample_buffers: tuple[str, ...] = ()
     i32_buffers: tuple[str, ...] = ()
+    adapters: Mapping[int, Stored] = field(default_factory=dict)
+    """By handle."""
+    max_lora_rank: int = 0
     result: StepResult | None = None
 
     def run(self, rows: Mapping[str, Array], step: Step | None = None) -> dict[str, Array]:
         """Every buffer that the op writes, at the step's rows. Without a step: one decode token per row."""
         num_rows = max((len(values) for values in rows.values()), default=0)
         step = step or decode_step([1] * num_rows)
-        limits = StepLimits(max(step.num_tokens, 1) + 3, max(step.num_seqs, 1), max(step.num_samples, 1) + 3, 1 << 20)
+        num_rows, num_samples = max(step.num_tokens, 1) + 3, max(step.num_samples, 1) + 3
+        limits = StepLimits(num_rows, max(step.num_seqs, 1), num_samples, 1 << 20, self.max_lora_rank)
         program = self._program({name: values.shape[1] for name, values in rows.items()} | dict(self.widths))
         sizes = Sizes(program, limits, self.kv_format)
         views = self._views(sizes)
@@ -55,7 +60,10 @@ class OneOp:
         kernel_type = KERNELS[type(self.op)]
         pieces = kernel_type.scratch(self.op, sizes)
         scratch = carve(nan_bytes(total_bytes(pieces)), 0, pieces)
-        batch = Batch(step, self.kv_format.page_size, torch.device("cpu"))
+        bound = {handle: stored.bound for handle, stored in self.adapters.items()}
+        for stored in self.adapters.values():
+            stored.write(self.pages().view(torch.uint8).numpy())
+        batch = Batch(step, self.kv_format.page_size, torch.device("cpu"), bound)
         with torch.inference_mode():
             kernel_type(self.op, views, scratch).run(batch)
         self.result = batch.result

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -10,6 +10,7 @@ import gguf
 import numpy as np
 from numpy.typing import NDArray
 
+from kvarto.adapters.targets import targets_of
 from kvarto.core.buffers import StepLimits, Weight, WeightPart
 from kvarto.core.dtype import DType
 from kvarto.core.ids import NO_PAGE
@@ -27,10 +28,12 @@ from kvarto.ops.base import Backend
 from kvarto.ops.native import NativeBackend
 from kvarto.ops.reference import ReferenceBackend
 from kvarto.planning.plan import plan
+from tests.ops.adapters import Shelf
 from tests.ops.one_op import Array
 from tests.ops.steps import sampling_rows
 
 KINDS = ("reference", "native", "native int8")
+"""Also `native bf16`, with matrix tiles, and `native q4 f32`, which has the weights of both."""
 
 
 class TestedBackend(Backend, Protocol):
@@ -84,11 +87,13 @@ class Opened:
     program: Program
     layout: Layout
     rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(3))
+    num_kv_pages: int = 0
+    """Pages that sequences may have; 0: all."""
 
     def tables(self, num_tokens: Sequence[int]) -> list[Array]:
         """Per sequence `[num_groups, pages]`, all distinct, shuffled."""
         page_size = self.layout.kv_format.page_size
-        free = iter(self.rng.permutation(self.layout.num_pages))
+        free = iter(self.rng.permutation(self.num_kv_pages or self.layout.num_pages))
         num_groups = len(self.program.layer_groups)
         counts = [ceil_div(n, page_size) for n in num_tokens]
         return [np.array([[next(free) for _ in range(c)] for _ in range(num_groups)], np.int32) for c in counts]
@@ -115,10 +120,20 @@ class Opened:
             sampling=sampling_rows(num_tokens, **sampling),
         )
 
+    def shelf(self) -> Shelf:
+        """Where adapters are bound: pages from the last on, scattered, that `tables` does not give away."""
+        kept = int(self.layout.num_pages * 0.4)
+        free = self.rng.permutation(np.arange(self.layout.num_pages - kept, self.layout.num_pages)).tolist()
+        self.num_kv_pages = self.layout.num_pages - kept
+        return Shelf(self.backend, targets_of(self.program), self.layout.kv_format.page_bytes, free)
+
     def poison(self) -> None:
-        """NaN in activations and pages: what is read must have been written in the run at hand."""
+        """NaN in activations and pages: what is read must have been written in the run at hand. Adapters stay."""
         assert self.backend.arena is not None
-        self.backend.arena.array[self.layout.activations.offset : self.layout.pages.end] = 0xFF
+        layout = self.layout
+        num_pages = self.num_kv_pages or layout.num_pages
+        end = layout.pages.offset + num_pages * layout.kv_format.page_bytes
+        self.backend.arena.array[layout.activations.offset : end] = 0xFF
 
 
 def open_backend(
@@ -131,14 +146,16 @@ def open_backend(
     page_size: int = 16,
     device: str = "cpu",
     threads: int = 1,
+    change: Callable[[Weight, Array], Array] = lambda _, values: values,
 ) -> Opened:
-    """`dtype` is that of matrices, but for int8, where they are Q4_1."""
+    """`dtype` is that of matrices, but for int8, where they are Q4_1. `change` is made to each weight's values."""
     if kind == "reference":
         backend: TestedBackend = ReferenceBackend(device, threads=threads if device == "cpu" else None)
         program = build_program(parse_config(config), dtype)
     else:
-        backend = NativeBackend(threads, activations="int8" if "int8" in kind else "f32")
-        format = WeightFormat.Q4_1 if "int8" in kind else WeightFormat(dtype)
+        _, _, activations = kind.partition(" ")
+        backend = NativeBackend(threads, activations=activations.removeprefix("q4 ") or "f32")
+        format = WeightFormat.Q4_1 if activations else WeightFormat(dtype)
         program = packed(build_program(parse_config(config), DType.F32), format)
     kv_format = program.kv_format(kv_dtype, page_size)
     scratch = {i: backend.scratch_bytes(op, program, limits, kv_format) for i, op in enumerate(program.ops)}
@@ -148,7 +165,8 @@ def open_backend(
     rng = np.random.default_rng(1)
     for weight in program.weights.values():
         spread = 0.3 if len(weight.shape) > 1 else 1.0
-        store(backend, weight, (rng.standard_normal(weight.shape) * spread).astype(np.float32))
+        values = (rng.standard_normal(weight.shape) * spread).astype(np.float32)
+        store(backend, weight, change(weight, values).astype(np.float32))
     return Opened(backend, program, layout)
 
 

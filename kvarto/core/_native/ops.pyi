@@ -42,9 +42,29 @@ class StepBounds:
         page_size: int,
     ) -> None: ...
 
+class Strips:
+    def __init__(self, start: int, num_strips: int, num_columns: int, type: int) -> None: ...
+
+class Update:
+    def __init__(
+        self,
+        op: int,
+        first_row: int,
+        scaling: float,
+        a: Strips,
+        b: Strips,
+        bias: Strips | None,
+        magnitude: Strips | None,
+    ) -> None: ...
+
+class Tokens:
+    def __init__(self, op: int, rows: Strips, token_ids: list[int]) -> None: ...
+
 class Program:
     def __init__(self, isa: str, num_threads: int, arena: int, arena_bytes: int, bounds: StepBounds) -> None: ...
-    def add_embed(self, out: Rows, table: Weight, scale: float, position_table: int | None) -> None: ...
+    def add_embed(
+        self, out: Rows, table: Weight, scale: float, position_table: int | None, sums: Rows | None = None
+    ) -> None: ...
     def add_norm(
         self, x: Rows, out: Rows, residual: Rows | None, weight: int, bias: int | None, kind: int, eps: float
     ) -> None: ...
@@ -69,7 +89,14 @@ class Program:
     def add_activate(self, x: Rows, out: Rows, activation: int) -> None: ...
     def add_gather(self, x: Rows, out: Rows, residual: Rows | None) -> None: ...
     def add_linear(
-        self, x: Rows, out: Rows, weight: Weight, bias: int | None, products: int, scratch: Bytes
+        self,
+        x: Rows,
+        out: Rows,
+        weight: Weight,
+        bias: int | None,
+        products: int,
+        scratch: Bytes,
+        sums: Rows | None = None,
     ) -> None: ...
     def add_route(
         self, x: Rows, ids: Rows, shares: Rows, weight: Weight, top_k: int, normalise: bool, scratch: Bytes
@@ -97,8 +124,13 @@ class Program:
         products: int,
         scratch: Bytes,
         summaries: Rows,
+        sums: Rows | None = None,
     ) -> None: ...
     def add_sample(self, logits: Rows, summaries: Rows | None, scratch: Bytes) -> None: ...
+    def bind_adapter(
+        self, handle: int, pool: Pages, pages: list[int], updates: list[Update], tokens: list[Tokens]
+    ) -> None: ...
+    def unbind_adapter(self, handle: int) -> None: ...
     def run(
         self, step: Step, page_tables: NDArray[np.int32], slot_mapping: NDArray[np.int64], result: StepResult
     ) -> None: ...

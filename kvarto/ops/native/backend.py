@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvarto.core import _native
+from kvarto.core.bound_adapter import BoundAdapter
 from kvarto.core.buffers import StepLimits
 from kvarto.core.dtype import DType
 from kvarto.core.kv_format import KVFormat
@@ -15,6 +16,8 @@ from kvarto.core.program import Program
 from kvarto.core.step import Step, StepResult
 from kvarto.core.weight_format import LANES, WeightFormat, panel_bytes
 from kvarto.memory.arena import Arena
+from kvarto.ops.adapter_check import check_bound
+from kvarto.ops.native.adapters import bind_native
 from kvarto.ops.native.compile import compile_program
 from kvarto.ops.native.isa import arithmetic, choose_isa
 from kvarto.ops.native.numerics import Numerics, decide_numerics
@@ -97,6 +100,23 @@ class NativeBackend:
         panels = opened.arena.view(start + first_row // LANES * size_bytes, -(-len(raw) // LANES) * size_bytes)
         _native.weights.repack_rows(part.format.code, part.group_size, num_columns, raw, panels)
 
+    def read_rows(self, name: str, first_row: int, num_rows: int) -> NDArray[np.float32]:
+        """See `ops.base.Backend`."""
+        opened = self._open()
+        weight = opened.program.weights[name]
+        assert 0 <= first_row <= first_row + num_rows <= weight.shape[0], f"rows {first_row} + {num_rows} of `{name}`"
+        rows = np.empty((num_rows, weight.shape[-1]), np.float32)
+        part_row = 0
+        for part, offset in zip(weight.parts, weight.part_offsets(), strict=True):
+            start, stop = max(first_row, part_row), min(first_row + num_rows, part_row + part.num_rows)
+            if start < stop:
+                place = opened.layout.weight_offsets[name] + offset
+                panels = opened.arena.view(place, part.size_bytes(weight.shape[-1]))
+                out = rows[start - first_row : stop - first_row]
+                _native.weights.unpack_rows(part.format.code, part.group_size, panels, start - part_row, out)
+            part_row += part.num_rows
+        return rows
+
     def run(self, step: Step) -> StepResult:
         """See `ops.base.Backend`."""
         opened = self._open()
@@ -120,6 +140,29 @@ class NativeBackend:
         size_bytes, start = opened.layout.kv_format.page_bytes, opened.layout.pages.offset
         page = opened.arena.view(start + source * size_bytes, size_bytes)
         opened.arena.view(start + target * size_bytes, size_bytes)[:] = page
+
+    def write_page(self, page: int, data: NDArray[np.uint8]) -> None:
+        """See `ops.base.Backend`."""
+        opened = self._open()
+        size_bytes, start = opened.layout.kv_format.page_bytes, opened.layout.pages.offset
+        assert 0 <= page < opened.layout.num_pages, f"page {page} of {opened.layout.num_pages}"
+        assert len(data) <= size_bytes, f"{len(data)} bytes for a page of {size_bytes}"
+        opened.arena.view(start + page * size_bytes, len(data))[:] = data
+
+    def bind_adapter(self, handle: int, adapter: BoundAdapter) -> None:
+        """See `ops.base.Backend`. Raises ValueError where it does not fit the program, the plan or the pool."""
+        opened = self._open()
+        assert handle not in opened.adapters, f"handle {handle} is bound"
+        check_bound(handle, adapter, opened.program, opened.layout)
+        bind_native(opened.compiled, handle, adapter, opened.layout)
+        opened.adapters.add(handle)
+
+    def unbind_adapter(self, handle: int) -> None:
+        """See `ops.base.Backend`."""
+        opened = self._open()
+        assert handle in opened.adapters, f"handle {handle} is not bound"
+        opened.compiled.unbind_adapter(handle)
+        opened.adapters.remove(handle)
 
     def close(self) -> None:
         """See `ops.base.Backend`."""
@@ -149,6 +192,8 @@ class _Opened:
         self.layout = layout
         self.arena = arena
         self.compiled = compiled
+        self.adapters: set[int] = set()
+        """Handles that are bound."""
         self.num_logits = 0
         self.logits_name = next(op.logits for op in program.ops if isinstance(op, Sample))
 

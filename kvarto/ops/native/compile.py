@@ -45,9 +45,7 @@ def compile_program(
 class _Compiler:
     """Adds ops to a native program, in order."""
 
-    def __init__(
-        self, program: Program, layout: Layout, sizes: ScratchSizes, target: _native.ops.Program
-    ) -> None:
+    def __init__(self, program: Program, layout: Layout, sizes: ScratchSizes, target: _native.ops.Program) -> None:
         self._program = program
         self._layout = layout
         self._sizes = sizes
@@ -112,20 +110,13 @@ class _Compiler:
         return _native.ops.Bytes(self._layout.scratch_offsets[self._index] if size_bytes else 0, size_bytes)
 
     def _pages(self) -> _native.ops.Pages:
-        kv_format = self._layout.kv_format
-        return _native.ops.Pages(
-            offset=self._layout.pages.offset,
-            page_bytes=kv_format.page_bytes,
-            layer_bytes=kv_format.layer_bytes,
-            page_size=kv_format.page_size,
-            type=KV_TYPES.index(kv_format.dtype),
-        )
+        return native_pages(self._layout)
 
     # Ops.
 
     def _embed(self, op: ops.Embed) -> None:
         positions = self._vector_or_none(op.position_table)
-        self._target.add_embed(self._rows(op.out), self._matrix(op.table), op.scale, positions)
+        self._target.add_embed(self._rows(op.out), self._matrix(op.table), op.scale, positions, self._sums(op))
 
     def _norm(self, op: ops.Norm) -> None:
         self._target.add_norm(
@@ -195,7 +186,24 @@ class _Compiler:
             weight=self._matrix(op.weight),
             bias=self._vector_or_none(op.bias),
             products=self._numerics.products(op.out),
-            scratch=self._scratch(),
+            scratch=self._product_scratch(op),
+            sums=self._sums(op),
+        )
+
+    def _product_scratch(self, op: ops.Linear | ops.Logits) -> _native.ops.Bytes:
+        size_bytes = self._sizes.product_bytes(op)
+        return _native.ops.Bytes(self._layout.scratch_offsets[self._index] if size_bytes else 0, size_bytes)
+
+    def _sums(self, op: ops.Linear | ops.Logits | ops.Embed) -> _native.ops.Rows | None:
+        width = self._sizes.sums_width(op)
+        if width == 0:
+            return None
+        return _native.ops.Rows(
+            offset=self._layout.scratch_offsets[self._index] + self._sizes.sums_offset(op),
+            row_bytes=width * DType.F32.itemsize,
+            width=width,
+            num_rows=self._sizes.num_rows(op.out),
+            per_sample=self._program.buffers[op.out].rows is Rows.SAMPLES,
         )
 
     def _route(self, op: ops.Route) -> None:
@@ -231,8 +239,9 @@ class _Compiler:
             scale=op.scale,
             softcap=op.softcap or 0.0,
             products=self._numerics.products(op.out),
-            scratch=_native.ops.Bytes(self._layout.scratch_offsets[self._index], self._sizes.product_bytes(op)),
+            scratch=self._product_scratch(op),
             summaries=self._summaries(self._index),
+            sums=self._sums(op),
         )
 
     def _sample(self, op: ops.Sample) -> None:
@@ -249,6 +258,17 @@ class _Compiler:
             num_rows=self._layout.limits.max_samples,
             per_sample=True,
         )
+
+
+def native_pages(layout: Layout) -> _native.ops.Pages:
+    """The pool's pages as native code has them."""
+    return _native.ops.Pages(
+        offset=layout.pages.offset,
+        page_bytes=layout.kv_format.page_bytes,
+        layer_bytes=layout.kv_format.layer_bytes,
+        page_size=layout.kv_format.page_size,
+        type=KV_TYPES.index(layout.kv_format.dtype),
+    )
 
 
 def _native_part(part: WeightPart, offset: int) -> _native.ops.Part:

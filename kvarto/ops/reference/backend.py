@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from kvarto.core.bound_adapter import BoundAdapter
 from kvarto.core.buffers import StepLimits
 from kvarto.core.dtype import DType
 from kvarto.core.errors import UsageError
@@ -18,6 +19,7 @@ from kvarto.core.program import Program
 from kvarto.core.step import Step, StepResult
 from kvarto.core.weight_format import WeightFormat
 from kvarto.memory.arena import Arena
+from kvarto.ops.adapter_check import check_bound
 from kvarto.ops.reference.batch import Batch
 from kvarto.ops.reference.device_memory import DeviceMemory
 from kvarto.ops.reference.kernel import TORCH_DTYPES, Kernel, Sizes, Views
@@ -36,7 +38,9 @@ class ReferenceBackend:
         if threads is not None:
             torch.set_num_threads(threads)
         self._memory: DeviceMemory | None = None
+        self._program: Program | None = None
         self._layout: Layout | None = None
+        self._adapters: dict[int, BoundAdapter] = {}
         self._kernels: tuple[Kernel[Any], ...] = ()
         self._logits: torch.Tensor | None = None
         self._num_logits = 0
@@ -83,7 +87,7 @@ class ReferenceBackend:
         """See `ops.base.Backend`. Raises MemoryLimitError when the machine refuses the arena."""
         assert self._memory is None, "the backend is open"
         self._memory = memory = DeviceMemory(layout.total_bytes, self._device)
-        self._layout = layout
+        self._program, self._layout = program, layout
         sizes = Sizes(program, layout.limits, layout.kv_format)
         views = _views(memory, layout, sizes)
         kernels = []
@@ -105,11 +109,21 @@ class ReferenceBackend:
         """Never called: `weight_format` keeps no parts."""
         raise AssertionError(f"`{name}` is row-major on the reference backend")
 
+    def read_rows(self, name: str, first_row: int, num_rows: int) -> NDArray[np.float32]:
+        """See `ops.base.Backend`."""
+        memory, layout = self._opened()
+        assert self._program is not None, "an open backend has a program"
+        weight = self._program.weights[name]
+        assert 0 <= first_row <= first_row + num_rows <= weight.shape[0], f"rows {first_row} + {num_rows} of `{name}`"
+        matrix = memory.view(layout.weight_offsets[name], weight.shape, TORCH_DTYPES[weight.dtype])
+        rows: NDArray[np.float32] = matrix[first_row : first_row + num_rows].float().cpu().numpy().copy()
+        return rows
+
     def run(self, step: Step) -> StepResult:
         """See `ops.base.Backend`."""
         _, layout = self._opened()
         _check_size(step, layout.limits)
-        batch = Batch(step, layout.kv_format.page_size, self._device)
+        batch = Batch(step, layout.kv_format.page_size, self._device, self._adapters)
         with torch.inference_mode():
             for kernel in self._kernels:
                 kernel.run(batch)
@@ -128,8 +142,30 @@ class ReferenceBackend:
         memory, layout = self._opened()
         memory.copy_item(layout.pages, layout.kv_format.page_bytes, source, target)
 
+    def write_page(self, page: int, data: NDArray[np.uint8]) -> None:
+        """See `ops.base.Backend`."""
+        memory, layout = self._opened()
+        size_bytes = layout.kv_format.page_bytes
+        assert 0 <= page < layout.num_pages, f"page {page} of {layout.num_pages}"
+        assert len(data) <= size_bytes, f"{len(data)} bytes for a page of {size_bytes}"
+        memory.write(layout.pages.offset + page * size_bytes, data)
+
+    def bind_adapter(self, handle: int, adapter: BoundAdapter) -> None:
+        """See `ops.base.Backend`. Raises ValueError where it does not fit the program, the plan or the pool."""
+        _, layout = self._opened()
+        assert self._program is not None, "an open backend has a program"
+        assert handle not in self._adapters, f"handle {handle} is bound"
+        check_bound(handle, adapter, self._program, layout)
+        self._adapters[handle] = adapter
+
+    def unbind_adapter(self, handle: int) -> None:
+        """See `ops.base.Backend`."""
+        assert handle in self._adapters, f"handle {handle} is not bound"
+        del self._adapters[handle]
+
     def close(self) -> None:
         """See `ops.base.Backend`."""
+        self._adapters.clear()
         self._kernels = ()
         self._logits = None
         if self._memory is not None:

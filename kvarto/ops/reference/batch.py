@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from kvarto.core.bound_adapter import BoundAdapter
 from kvarto.core.buffers import Rows
 from kvarto.core.step import Step, StepResult
+from kvarto.ops.reference.segments import Segment, segments
 
 if TYPE_CHECKING:
     from kvarto.ops.reference.work_list import WorkList
@@ -18,7 +22,13 @@ if TYPE_CHECKING:
 class Batch:
     """A step, and what several kernels derive from it. Lives for one pass."""
 
-    def __init__(self, step: Step, page_size: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        step: Step,
+        page_size: int,
+        device: torch.device,
+        adapters: Mapping[int, BoundAdapter] = MappingProxyType({}),
+    ) -> None:
         self.step = step
         self.device = device
         self.num_tokens = step.num_tokens
@@ -31,6 +41,8 @@ class Batch:
         self.result: StepResult | None = None
         """Filled in by `Sample`."""
         self._page_size = page_size
+        self._adapters = adapters
+        self._segments: dict[Rows, tuple[Segment, ...]] = {}
         self._slots: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def upload(self, values: NDArray[np.generic]) -> torch.Tensor:
@@ -40,6 +52,14 @@ class Batch:
     def num_rows(self, rows: Rows) -> int:
         """Rows of this step in a buffer of one row per token, or per sample."""
         return self.num_tokens if rows is Rows.TOKENS else self.num_samples
+
+    def segments(self, rows: Rows) -> tuple[Segment, ...]:
+        """Adapters and the rows that they are active for; none in a step without adapters."""
+        if self.step.adapters is None:
+            return ()
+        if rows not in self._segments:
+            self._segments[rows] = tuple(segments(self.step, self._adapters, rows))
+        return self._segments[rows]
 
     def slots(self, group: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Page and offset of each token's KV in a layer group, int64 `[num_tokens]` each."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from kvarto.core.ops import Embed
+from kvarto.ops.reference.adapters import EmbeddingUpdates
 from kvarto.ops.reference.batch import Batch
 from kvarto.ops.reference.kernel import Kernel, Sizes, Views
 from kvarto.ops.reference.scratch import Piece, Pieces, Tensors
@@ -17,13 +18,15 @@ class EmbedKernel(Kernel[Embed]):
 
     @classmethod
     def scratch(cls, op: Embed, sizes: Sizes) -> Pieces:
-        """Some rows of each table as they lie there."""
+        """Some rows of each table as they lie there, and what adapters take."""
         shape = (CHUNK_ROWS, sizes.width(op.out))
-        return {name: Piece(shape, sizes.weight_dtype(name)) for name in op.weights}
+        rows = {name: Piece(shape, sizes.weight_dtype(name)) for name in op.weights}
+        return rows | EmbeddingUpdates.scratch(op, sizes)
 
     def __init__(self, op: Embed, views: Views, scratch: Tensors) -> None:
         self._out = views.buffers[op.out]
         self._scale = op.scale
+        self._adapters = EmbeddingUpdates.of(op, views, scratch)
         self._table = views.weights[op.table]
         self._rows = scratch[op.table]
         self._position_table = views.weights[op.position_table] if op.position_table is not None else None
@@ -43,3 +46,5 @@ class EmbedKernel(Kernel[Embed]):
                 rows = self._position_rows[: end - start]
                 torch.index_select(self._position_table, 0, batch.positions[start:end], out=rows)
                 out.add_(rows)
+        if self._adapters is not None:
+            self._adapters.apply(batch)

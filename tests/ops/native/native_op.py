@@ -23,10 +23,12 @@ from kvarto.core.weight_format import WeightFormat
 from kvarto.memory.arena import Arena
 from kvarto.models.convert import to_bfloat16, to_rows
 from kvarto.models.packing import matrix_names
+from kvarto.ops.native.adapters import bind_native
 from kvarto.ops.native.compile import compile_program
 from kvarto.ops.native.numerics import Numerics
 from kvarto.ops.native.scratch import ScratchSizes
 from kvarto.planning.plan import plan
+from tests.ops.adapters import Stored
 from tests.ops.native import red_zones
 from tests.ops.one_op import OneOp
 
@@ -52,6 +54,10 @@ class NativeOp:
     """Buffers that the op writes quantised."""
     isa: str = ISAS[-1]
     num_threads: int = 1
+    adapters: Mapping[int, Stored] = field(default_factory=dict)
+    """By handle; in pages of 4 KiB."""
+    max_lora_rank: int = 0
+    num_pages: int = 64
 
     @classmethod
     def like(cls, bench: OneOp, **options: Any) -> NativeOp:
@@ -61,18 +67,22 @@ class NativeOp:
 
     def run(self, rows: Mapping[str, Array], step: Step) -> dict[str, Array]:
         """Every buffer that the op writes, at the step's rows; of quantised ones the raw bytes, `[rows, row bytes]`."""
-        limits = StepLimits(step.num_tokens + 3, max(step.num_seqs, 1), step.num_samples + 3, _MAX_CONTEXT)
+        num_rows, num_samples = step.num_tokens + 3, step.num_samples + 3
+        limits = StepLimits(num_rows, max(step.num_seqs, 1), num_samples, _MAX_CONTEXT, self.max_lora_rank)
         program = self._program({name: values.shape[1] for name, values in rows.items()} | dict(self.widths))
         sizes = ScratchSizes(program, limits, Numerics({}, dict.fromkeys(self.int8_buffers, "int8")), self.num_threads)
         size_bytes = sizes.scratch_bytes(self.op)
         scratch = {0: size_bytes} if size_bytes else {}
-        layout = plan(program, Budget(1 << 28, "test"), limits, DType.F32, _PAGE_SIZE, scratch, 64)
+        layout = plan(program, Budget(1 << 28, "test"), limits, DType.F32, _PAGE_SIZE, scratch, self.num_pages)
         arena = Arena(layout.total_bytes)
         arena.array[:] = 0xFF
         self._store_weights(program, layout, arena)
         for name, values in rows.items():
             self._view(program, layout, arena, name, len(values))[:] = values
         compiled = compile_program(program, layout, arena, sizes, isa=self.isa)
+        for handle, stored in self.adapters.items():
+            stored.write(arena.view(layout.pages.offset, layout.pages.size_bytes))
+            bind_native(compiled, handle, stored.bound, layout)
         red_zones.poison_gaps(arena.array, _places(program, layout, scratch))
         step = _with_tables(step)
         compiled.run(step, step.page_tables, step.slot_mapping, _no_result(step))
@@ -133,7 +143,8 @@ def _places(program: Program, layout: Layout, scratch: Mapping[int, int]) -> lis
     """(offset, bytes) of all that the plan names."""
     weights = [(at, program.weights[name].size_bytes) for name, at in layout.weight_offsets.items()]
     buffers = [(at, program.buffers[name].size_bytes(layout.limits)) for name, at in layout.buffer_offsets.items()]
-    return [*weights, *buffers, *((layout.scratch_offsets[index], size) for index, size in scratch.items())]
+    pieces = [(layout.scratch_offsets[index], size) for index, size in scratch.items()]
+    return [*weights, *buffers, *pieces, (layout.pages.offset, layout.pages.size_bytes)]
 
 
 def _with_tables(step: Step) -> Step:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from kvarto.core.step import Step
+from tests.ops.adapters import with_adapters
 from tests.ops.opened import LLAMA, Opened, open_backend
 
 
@@ -66,6 +67,12 @@ FAULTS: dict[str, tuple[Callable[[Step], Step], str]] = {
     "sampled row": (_set("sample_rows", 2, 29), "sample_rows 29"),
     "target": (_sampling("target", 1, 211), "target 211"),
     "indptr": (_sampling("bias_indptr", 3, 2), "indptr"),
+    "handle": (lambda step: with_adapters(step, [0, 4096]), "adapters 4096"),
+    "negative handle": (lambda step: with_adapters(step, [-2, None]), "adapters -2"),
+    "handle that is not bound": (lambda step: with_adapters(step, [None, 7]), "adapters 7, which is not bound"),
+    "start": (lambda step: with_adapters(step, [None, None], [0, -1]), "adapter_starts -1"),
+    "adapters without starts": (lambda step: replace(step, adapters=np.zeros(2, np.int32)), "adapter_starts"),
+    "adapters of other sequences": (lambda step: with_adapters(step, [None]), "`adapters` has 1 elements, not 2"),
     "type": (lambda step: replace(step, token_ids=step.token_ids.astype(np.int64)), "`token_ids` has elements of"),
     "shape": (lambda step: replace(step, positions=step.positions[:-1]), "`positions` has 28 elements, not 29"),
     "strides": (lambda step: replace(step, positions=np.repeat(step.positions, 2)[::2]), "`positions` is no contig"),

@@ -1,0 +1,24 @@
+// What adapters add to the rows of a product: y[row, band] += scaling * (B (A x) + bias), straight from the pages.
+//
+// In two phases, with a barrier between: shrink, t[row, r] = sum over k of A[r, k] x[row, k], and expand,
+// y[row, band] += scaling * (sum over r of B[:, r] t[row, r] + bias). x is read as it lies: narrow rows stand for the
+// values that they were narrowed to. The order of the float32 steps is one everywhere, whatever the set (among those
+// with fused multiply-add), the rows beside it and the thread:
+//
+//   t     sixteen lanes; lane k % 16 takes x[k] * A[r, k] for ascending k, fused; lanes are added as simd/vec16.h does
+//   acc   0; for ascending r: acc = t[r] * B[:, r] + acc, fused
+//   y     scaling * (acc + bias) + y, fused; without a bias it is not added. With a magnitude g, and the base's own bias
+//         b, g * (scaling * (acc + bias) + (y - b)) + b, both fused
+#pragma once
+
+#include "core/adapters.h"
+#include "core/threads.h"
+
+namespace kvarto::KVARTO_ISA {
+
+// Both are entered by all workers. Shrink only reads x: it may share a phase with the product, and takes side items.
+// Of an embedding, A x is gathered.
+void adapter_shrink(const AdapterWork& work, Worker& worker);
+void adapter_expand(const AdapterWork& work, Worker& worker);
+
+}  // namespace kvarto::KVARTO_ISA

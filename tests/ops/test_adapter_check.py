@@ -1,0 +1,126 @@
+"""What backends refuse to bind, and pages that are written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from kvarto.adapters.binding import bind
+from kvarto.adapters.packing import num_pages, stream_bytes
+from kvarto.adapters.targets import targets_of
+from kvarto.core.bound_adapter import BoundAdapter, BoundRows, Strips
+from kvarto.core.dtype import DType
+from tests.ops.adapters import Draw, drawn
+from tests.ops.opened import LIMITS, LLAMA, Opened, open_backend
+
+WITH_LORA = replace(LIMITS, max_lora_rank=4)
+
+
+@pytest.fixture(scope="module", params=["reference", "native"])
+def llama(request: pytest.FixtureRequest) -> Iterator[Opened]:
+    opened = open_backend(LLAMA, request.param, limits=WITH_LORA)
+    yield opened
+    opened.backend.close()
+
+
+@pytest.fixture
+def bound(llama: Opened) -> BoundAdapter:
+    base = targets_of(llama.program)
+    names = ("model.layers.0.self_attn.q_proj", "model.layers.0.self_attn.v_proj", "model.layers.1.mlp.down_proj")
+    adapter = drawn([base.find(name) for name in names], Draw())
+    page_bytes = llama.layout.kv_format.page_bytes
+    return bind(adapter, base, np.arange(num_pages(stream_bytes(adapter), page_bytes), dtype=np.int32), page_bytes)
+
+
+def _update(**changes: object) -> Callable[[BoundAdapter], BoundAdapter]:
+    def change(bound: BoundAdapter) -> BoundAdapter:
+        first, *others = bound.updates
+        return replace(bound, updates=(replace(first, **changes), *others))  # type: ignore[arg-type]
+
+    return change
+
+
+def _strips(name: str, **changes: object) -> Callable[[BoundAdapter], BoundAdapter]:
+    def change(bound: BoundAdapter) -> BoundAdapter:
+        first, *others = bound.updates
+        strips = replace(getattr(first, name), **changes)
+        return replace(bound, updates=(replace(first, **{name: strips}), *others))
+
+    return change
+
+
+def _rows(*token_ids: int, op_index: int = 0, width: int = 64) -> Callable[[BoundAdapter], BoundAdapter]:
+    rows = BoundRows(op_index, token_ids, Strips(0, max(len(token_ids), 1), width, DType.F32))
+    return lambda bound: replace(bound, token_rows=(rows,))
+
+
+FAULTS: dict[str, tuple[Callable[[BoundAdapter], BoundAdapter], str]] = {
+    "page": (lambda bound: replace(bound, pages=bound.pages + 100_000), "pages"),
+    "negative page": (lambda bound: replace(bound, pages=bound.pages - 1), "pages -1"),
+    "page size": (lambda bound: replace(bound, page_bytes=4096), "those of the pool"),
+    "too few pages": (lambda bound: replace(bound, pages=bound.pages[:0]), "bytes"),
+    "op": (_update(op_index=1), "Norm, cannot be updated"),
+    "no op": (_update(op_index=-1), "op -1"),
+    "band": (_update(first_row=100), "rows 100 to 196 of 160"),
+    "negative band": (_update(first_row=-1), "rows -1"),
+    "scaling": (_update(scaling=float("nan")), "scaling"),
+    "overlap": (_update(first_row=40), "overlap"),
+    "order": (lambda bound: replace(bound, updates=bound.updates[::-1]), "another order"),
+    "columns": (_strips("lora_a", num_columns=63), "A has 63 columns"),
+    "rank": (_strips("lora_a", num_strips=3), "A has 3 rows, B 4"),
+    "start": (_strips("lora_a", start=-4), "bytes -4"),
+    "end": (_strips("lora_b", start=1 << 40), "bytes"),
+    "alignment": (_strips("lora_b", start=2), "at byte 2"),
+    "type": (_strips("lora_b", dtype=DType.I32), "strips of i32"),
+    "bias": (_update(bias=Strips(0, 1, 95, DType.F32)), "beside 96 rows"),
+    "magnitude": (_update(magnitude=Strips(0, 1, 96, DType.F16)), "not float32"),
+    "token": (_rows(3, 211), "tokens 3 to 211"),
+    "tokens twice": (_rows(3, 3), "twice"),
+    "no tokens": (_rows(), "0 tokens"),
+    "rows of a linear": (_rows(3, op_index=2), "no rows of tokens"),
+    "width of rows": (_rows(3, width=32), "32 elements"),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_what_does_not_fit_is_refused(llama: Opened, bound: BoundAdapter, name: str) -> None:
+    change, message = FAULTS[name]
+    with pytest.raises(ValueError, match=message):
+        llama.backend.bind_adapter(0, change(bound))
+    llama.backend.bind_adapter(0, bound)
+    llama.backend.unbind_adapter(0)
+
+
+def test_larger_ranks_than_planned_are_refused(llama: Opened, bound: BoundAdapter) -> None:
+    (first, *_) = bound.updates
+    five = replace(first, lora_a=replace(first.lora_a, num_strips=5), lora_b=replace(first.lora_b, num_strips=5))
+    with pytest.raises(ValueError, match="rank 5, planned for 4"):
+        llama.backend.bind_adapter(0, replace(bound, updates=(five,)))
+
+
+def test_handles_are_small_and_bound_once(llama: Opened, bound: BoundAdapter) -> None:
+    for handle in (-1, 4096):
+        with pytest.raises(ValueError, match=f"handle {handle}"):
+            llama.backend.bind_adapter(handle, bound)
+    llama.backend.bind_adapter(4095, bound)
+    with pytest.raises(AssertionError, match="4095 is bound"):
+        llama.backend.bind_adapter(4095, bound)
+    llama.backend.unbind_adapter(4095)
+    with pytest.raises(AssertionError, match="4095 is not bound"):
+        llama.backend.unbind_adapter(4095)
+
+
+def test_a_page_is_written_from_its_start_and_keeps_its_rest(llama: Opened) -> None:
+    assert llama.backend.arena is not None
+    region, page_bytes = llama.layout.pages, llama.layout.kv_format.page_bytes
+    before = llama.backend.arena.array.copy()
+    data = np.arange(100, dtype=np.uint8)
+    llama.backend.write_page(7, data)
+    before[region.offset + 7 * page_bytes :][:100] = data
+    np.testing.assert_array_equal(llama.backend.arena.array, before)
+    for page, size in ((-1, 1), (llama.layout.num_pages, 1), (0, page_bytes + 1)):
+        with pytest.raises(AssertionError):
+            llama.backend.write_page(page, np.zeros(size, np.uint8))
