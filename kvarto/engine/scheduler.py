@@ -11,6 +11,7 @@ Each part of the decision has a file of its own:
     admitter        who comes in from the queue; `admission` is its arithmetic, `crews` says who may share a step
     repeated_step   the last step a token later, where nothing else can come
     retries         those of a step that failed, alone
+    parking         those whose adapter is not on the device, and who holds one that is
 """
 
 from __future__ import annotations
@@ -19,13 +20,14 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from kvarto.core.buffers import StepLimits
-from kvarto.core.errors import ContextLengthExceeded, Overloaded
+from kvarto.core.errors import ContextLengthExceeded, KvartoError, Overloaded, RequestError
 from kvarto.engine.admission import AdmissionGate
 from kvarto.engine.admitter import Admitter
 from kvarto.engine.chunk import Chunk
 from kvarto.engine.chunker import Chunker
 from kvarto.engine.crews import Crews
 from kvarto.engine.page_pressure import PagePressure
+from kvarto.engine.parking import Parking
 from kvarto.engine.repeated_step import RepeatedStep
 from kvarto.engine.request import Choice, Request, Status, sequence_of
 from kvarto.engine.retries import Retries
@@ -47,9 +49,10 @@ class Scheduler:
         max_num_queued: int,
         has_copies: Callable[[], bool],
         num_lookup_tokens: int = 0,
+        parking: Parking | None = None,
     ) -> None:
         """`has_copies` says whether copies are in flight, whose end may free pages. `num_lookup_tokens`: see
-        `EngineConfig.prompt_lookup_num_tokens`.
+        `EngineConfig.prompt_lookup_num_tokens`. `parking`: where there are adapters.
         """
         self.num_guessed_tokens = 0
         self.num_right_guesses = 0
@@ -59,11 +62,13 @@ class Scheduler:
         self._max_num_queued = max_num_queued
         self._crews = Crews()
         self._gate = AdmissionGate(cache, limits.max_tokens)
-        self._roster = roster = Roster(cache, limits.max_seqs, self._gate)
+        self._parking = parking = Parking() if parking is None else parking
+        parking.refusal = self._refusal
+        self._roster = roster = Roster(cache, limits.max_seqs, self._gate, parking)
         self._plan = plan = StepPlan(limits)
         self._pressure = pressure = PagePressure(cache, roster, plan, self._gate, has_copies=has_copies)
         self._chunker = Chunker(cache, roster, plan, pressure, num_lookup_tokens=num_lookup_tokens)
-        self._admitter = Admitter(cache, roster, plan, self._gate, pressure, self._chunker, self._crews)
+        self._admitter = Admitter(cache, roster, plan, self._gate, pressure, self._chunker, self._crews, parking)
         self._repeated = RepeatedStep(cache)
         self._retries = Retries(plan, self._chunker)
 
@@ -91,15 +96,8 @@ class Scheduler:
 
     def add(self, request: Request) -> None:
         """Queue a request. Raises Overloaded, and ContextLengthExceeded for what the pool can never hold."""
-        num_tokens = request.num_prompt_tokens + request.max_tokens
-        most = self._cache.max_tokens(self._limits.max_tokens)
-        if num_tokens > most:
-            raise ContextLengthExceeded(
-                f"{request.num_prompt_tokens} prompt tokens and `max_tokens` {request.max_tokens} make {num_tokens}; "
-                f"all pages together hold {most} tokens of one sequence; lower `max_tokens`, shorten the prompt or "
-                "raise `--device-memory`",
-                param="max_tokens",
-            )
+        if (refusal := self._refusal(request)) is not None:
+            raise refusal
         if self._roster.num_unadmitted >= self._max_num_queued:
             raise Overloaded(
                 f"{self._roster.num_unadmitted} requests wait and the queue holds {self._max_num_queued}; retry later "
@@ -108,6 +106,27 @@ class Scheduler:
         self._repeated.forget()
         self._crews.add(request)
         self._roster.add(request)
+
+    def _refusal(self, request: Request) -> RequestError | None:
+        """Why the pool can never hold this request, beside its adapter as far as its size is known."""
+        num_tokens = request.num_prompt_tokens + request.max_tokens
+        num_pages = 0 if request.adapter is None else request.adapter.num_pages
+        most = self._cache.max_tokens(self._limits.max_tokens, num_pages)
+        if num_tokens <= most:
+            return None
+        beside = ""
+        if request.adapter is not None and num_pages:
+            beside = f" beside the {num_pages} that `{request.adapter.name}` takes"
+        message = (
+            f"{request.num_prompt_tokens} prompt tokens and `max_tokens` {request.max_tokens} make {num_tokens}; "
+            f"all pages together{beside} hold {most} tokens of one sequence; lower `max_tokens`, shorten the prompt or "
+            "raise `--device-memory`"
+        )
+        return ContextLengthExceeded(message, param="max_tokens")
+
+    def take_failed(self) -> list[tuple[Request, KvartoError]]:
+        """Requests whose adapter cannot be had, and why; for the loop to end."""
+        return self._parking.take_failed()
 
     def end_request(self, request: Request) -> list[Choice]:
         """End what still runs or waits of a request, in any state. Returns the choices that this ended."""
@@ -123,6 +142,7 @@ class Scheduler:
 
         The list of a step that repeats the last one a token later is the same object.
         """
+        self._advance_adapters()
         if repeated := self._repeated.next():
             return repeated
         self._repeated.forget()
@@ -137,6 +157,12 @@ class Scheduler:
         if self._is_settled(chunks):
             self._repeated.keep(chunks)
         return chunks
+
+    def _advance_adapters(self) -> None:
+        self._parking.advance()
+        if ready := self._parking.take_pages(self._gate, self._roster.running, self._roster.waiting.head):
+            self._repeated.forget()
+            self._roster.unpark(ready)
 
     def take_starved(self) -> list[Choice]:
         """Choices that had the pool to themselves and found no page, again and again; for the loop to end."""
