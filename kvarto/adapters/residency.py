@@ -29,7 +29,7 @@ from kvarto.adapters.registry import AdapterVersion, Registry
 from kvarto.core.bound_adapter import BoundAdapter
 from kvarto.core.clock import Clock
 from kvarto.core.errors import KvartoError, OutOfPages, TransferFailed
-from kvarto.core.ids import OwnerId
+from kvarto.core.ids import MAX_ADAPTERS, OwnerId
 from kvarto.memory.arbiter import Arbiter, Unit
 from kvarto.memory.calls import Call, Calls
 from kvarto.memory.page_pool import PagePool
@@ -40,8 +40,6 @@ Int32 = NDArray[np.int32]
 Bind = Callable[[Adapter, Int32], BoundAdapter]
 """From an adapter and its pages to what a backend needs."""
 
-MAX_BOUND = 4096
-"""Handles that backends know."""
 _FIRST_GUESS = 4e9
 """Bytes per second from host memory into pages, before they were measured."""
 _POISON = 0xFF
@@ -85,7 +83,7 @@ class Stage(Enum):
 class Load:
     """One version on its way. Only the residency changes it."""
 
-    __slots__ = ("calls", "entry", "error", "num_wanted", "pages", "stage", "started_s", "version")
+    __slots__ = ("calls", "entry", "error", "is_rechecked", "num_wanted", "pages", "stage", "started_s", "version")
 
     def __init__(self, version: AdapterVersion, now_s: float) -> None:
         self.version = version
@@ -95,6 +93,8 @@ class Load:
         self.pages: Int32 | None = None
         self.calls: list[Call] = []
         self.error: KvartoError | None = None
+        self.is_rechecked = False
+        """It failed, and its files were looked at again since."""
         self.started_s = now_s
 
 
@@ -146,7 +146,7 @@ class Residency:
         """The load that brings a content, from its reading on; others of equal content wait for it."""
         self._dropped: set[bytes] = set()
         """Contents of unloaded adapters that still had users."""
-        self._free_handles = list(range(MAX_BOUND))
+        self._free_handles: list[int] = []  # a heap: handles stay small
         self._pinned: dict[Call, tuple[int, HostEntry]] = {}
         arbiter.register(owner, self, floor_pages=floor_pages)
 
@@ -161,9 +161,8 @@ class Residency:
         return self._pool.counts(self._owner).total * self._page_bytes
 
     @property
-    def is_busy(self) -> bool:
-        """A load is on its way, or a copy still touches pages."""
-        return bool(self._loads or self._pinned)
+    def _num_copying(self) -> int:
+        return sum(load.stage is Stage.COPYING for load in self._loads.values())
 
     # ---- wishes ------------------------------------------------------------------------------------------------
 
@@ -234,7 +233,9 @@ class Residency:
         """Pages for a load that is READY, others evicted for them; then the copies begin. False without pages."""
         assert load.stage is Stage.READY, f"{load.version} takes pages while it is {load.stage.value}"
         num_pages = load.version.num_pages
-        if not self._free_handles or num_pages > self._arbiter.num_available(self._owner):
+        if len(self._residents) + self._num_copying >= MAX_ADAPTERS or num_pages > self._arbiter.num_available(
+            self._owner
+        ):
             return False
         try:
             if num_pages > self._pool.num_free:
@@ -276,8 +277,8 @@ class Residency:
         assert np.array_equal(pins[mine], self._pool.pin_count[mine]), "copies in flight and pin_counts disagree"
         assert np.array_equal(cached & mine, self._pool.is_cached & mine), "residents and cached pages disagree"
         assert not users[~mine].any(), "an adapter uses a page of another owner"
-        bound = sorted([resident.handle for resident in self._residents.values()] + self._free_handles)
-        assert bound == list(range(MAX_BOUND)), "handles are not each owned once"
+        handles = sorted([resident.handle for resident in self._residents.values()] + self._free_handles)
+        assert handles == list(range(len(handles))), "handles are not each owned once"
 
     # ---- steps of a load ---------------------------------------------------------------------------------------
 
@@ -341,7 +342,7 @@ class Residency:
         assert pages is not None
         assert version.digest is not None
         assert version.found is not None
-        resident = Resident(version.digest, pages, heapq.heappop(self._free_handles))
+        resident = Resident(version.digest, pages, self._new_handle())
         try:
             self._backend.bind_adapter(resident.handle, self._bind(version.found.adapter, pages))
         except Exception as error:  # a backend may refuse what it cannot run
@@ -361,6 +362,9 @@ class Residency:
         self.load_seconds += self._clock.now() - load.started_s
         load.stage = Stage.RESIDENT
         self._let_go(load)
+
+    def _new_handle(self) -> int:
+        return heapq.heappop(self._free_handles) if self._free_handles else len(self._residents)
 
     def _fail(self, load: Load, error: KvartoError) -> None:
         self.num_failures += 1

@@ -16,16 +16,17 @@ from numpy.typing import NDArray
 
 from kvarto.adapters.adapter import Adapter
 from kvarto.adapters.assemble import IsCopy
+from kvarto.adapters.binding import unsupported
 from kvarto.adapters.digest import DigestCache
 from kvarto.adapters.files import AdapterLimits
 from kvarto.adapters.gguf_files import open_gguf_adapter
 from kvarto.adapters.opened import OpenedAdapter
-from kvarto.adapters.packing import num_pages
-from kvarto.adapters.pages import page_images
+from kvarto.adapters.packing import num_pages, stream_bytes
+from kvarto.adapters.pages import ScaleOf, page_images
 from kvarto.adapters.peft_files import CONFIG_NAME, open_peft_adapter
 from kvarto.adapters.targets import BaseTargets
 from kvarto.core.digest_fields import DIGEST_BYTES
-from kvarto.core.errors import BadAdapter
+from kvarto.core.errors import BadAdapter, UnsupportedAdapter
 from kvarto.models.raw_file import FileIdentity
 
 GGUF_SUFFIX = ".gguf"
@@ -71,21 +72,25 @@ class AdapterFiles:
         *,
         limits: AdapterLimits | None = None,
         is_copy: IsCopy | None = None,
+        scale_of: ScaleOf | None = None,
     ) -> None:
-        """`is_copy`: see `open_peft_adapter`."""
+        """`is_copy`: see `open_peft_adapter`; `scale_of`: see `page_images`."""
         self._base = base
         self._roots = tuple(roots)
         self._page_bytes = page_bytes
         self._limits = limits or AdapterLimits()
         self._is_copy = is_copy
+        self._scale_of = scale_of
         self._digests = DigestCache()
 
     def find(self, path: Path) -> FoundAdapter:
-        """Open and check all but the values. Raises AdapterError."""
+        """Open and check all but the values. Raises AdapterError, also for what no backend can run."""
         opened = self._open(path)
-        identity = tuple(file.identity for file in opened.files)
         adapter = opened.adapter
-        return FoundAdapter(adapter, identity, num_pages(adapter.size_bytes, self._page_bytes), opened)
+        if (why := unsupported(adapter)) is not None:
+            raise UnsupportedAdapter(f"`{path}` cannot be served: {why}")
+        identity = tuple(file.identity for file in opened.files)
+        return FoundAdapter(adapter, identity, num_pages(stream_bytes(adapter), self._page_bytes), opened)
 
     def digest(self, found: FoundAdapter) -> bytes:
         """Remembered by the identity of the files. Raises BadAdapter where a value is not finite or a file changed."""
@@ -95,7 +100,7 @@ class AdapterFiles:
     def read(self, found: FoundAdapter, images: NDArray[np.uint8]) -> None:
         """Fill `images`: `[num_pages, page_bytes]`. Raises BadAdapter where a value is not finite or a file changed."""
         count = 0
-        for count, image in enumerate(page_images(found.adapter, self._page_bytes), start=1):
+        for count, image in enumerate(page_images(found.adapter, self._page_bytes, self._scale_of), start=1):
             images[count - 1] = np.frombuffer(image, np.uint8)
         assert count == len(images), f"{count} pages were packed, {len(images)} planned"
 

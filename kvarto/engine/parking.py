@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvarto.adapters.registry import Registry
+from kvarto.adapters.registry import AdapterVersion, Registry
 from kvarto.adapters.residency import Load, Residency, Resident, Stage
-from kvarto.core.errors import AdapterError, AdapterRefused, KvartoError
+from kvarto.core.errors import AdapterError, AdapterRefused, BadAdapter, KvartoError
 from kvarto.engine.request import Choice, Request, Status
 
 if TYPE_CHECKING:
@@ -38,6 +38,8 @@ class Parking:
         self._residency = residency
         self._registry = registry
         self._sized: set[Request] = set()
+        self._rechecks: set[Load] = set()
+        """Loads that failed, whose files are being looked at again."""
         self._parked: dict[Choice, Load] = {}
         self._ready: dict[Choice, Resident] = {}
         """Choices in the queue that hold their adapter."""
@@ -128,7 +130,12 @@ class Parking:
             return
         self._residency.advance()
         for choice, load in list(self._parked.items()):
-            error = self._refusal(choice.request) if load.stage is not Stage.FAILED else load.error
+            if load.stage is not Stage.FAILED:
+                error = self._refusal(choice.request)
+            elif self._has_other_files(choice, load):
+                continue
+            else:
+                error = load.error
             if error is not None:
                 self._failed.append((choice.request, _for_client(error)))
 
@@ -197,6 +204,43 @@ class Parking:
     def users(self) -> Iterator[Resident]:
         """The adapter of each choice in the queue that holds one."""
         return iter(self._ready.values())
+
+    def _has_other_files(self, choice: Choice, load: Load) -> bool:
+        """A load failed. Where its files have changed since they were opened, a request that has not begun goes on with
+        the version that they are now; True while that is so, or is being found out.
+        """
+        assert self._registry is not None
+        version, current = load.version, self._registry.find(load.version.name)
+        if not isinstance(load.error, BadAdapter) or version.found is None or current is None:
+            return False
+        if any(each.output for each in choice.request.choices):
+            return False
+        if current is not version:
+            self._move(choice, load, current)
+            return True
+        if not load.is_rechecked and load not in self._rechecks:
+            self._rechecks.add(load)
+            self._registry.load(version.name, version.path, lambda *_: self._finish_recheck(load))
+        return load in self._rechecks
+
+    def _finish_recheck(self, load: Load) -> None:
+        self._rechecks.discard(load)
+        load.is_rechecked = True
+
+    def _move(self, choice: Choice, load: Load, version: AdapterVersion) -> None:
+        """Let a request that has not begun use another version."""
+        assert self._registry is not None
+        assert self._residency is not None
+        request, before = choice.request, choice.request.adapter
+        assert before is not None
+        if before is not version:
+            request.adapter = version
+            request.adapter_start = 0
+            self._sized.discard(request)
+            self._registry.hold(version)
+            self._registry.release(before)
+        self._residency.unwant(load)
+        self.park(choice)
 
     def _refusal(self, request: Request) -> KvartoError | None:
         if request in self._sized or request.adapter is None or request.adapter.found is None:
