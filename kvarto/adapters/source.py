@@ -23,7 +23,7 @@ from kvarto.adapters.gguf_files import open_gguf_adapter
 from kvarto.adapters.opened import OpenedAdapter
 from kvarto.adapters.packing import num_pages, stream_bytes
 from kvarto.adapters.pages import ScaleOf, page_images
-from kvarto.adapters.peft_files import CONFIG_NAME, open_peft_adapter
+from kvarto.adapters.peft_files import CONFIG_NAME, TENSORS_NAME, open_peft_adapter
 from kvarto.adapters.targets import BaseTargets
 from kvarto.core.digest_fields import DIGEST_BYTES
 from kvarto.core.errors import BadAdapter, UnsupportedAdapter
@@ -129,3 +129,27 @@ def adapters_in(folder: Path) -> Iterator[tuple[str, Path]]:
             yield entry.name, entry
         elif entry.suffix == GGUF_SUFFIX and entry.is_file():
             yield entry.stem, entry
+
+
+Stamp = tuple[tuple[int, int, int], ...]
+"""Inode, size and time of writing of each file: changes whenever the adapter may have."""
+
+
+def look_into(folders: Sequence[Path]) -> dict[str, tuple[Path, Stamp]]:
+    """Path and stamp of all adapters in some folders, by name; the first of a name counts. Raises BadAdapter."""
+    found: dict[str, tuple[Path, Stamp]] = {}
+    for folder in folders:
+        for name, path in adapters_in(folder):
+            if name not in found and (stamp := _stamp(path)) is not None:
+                found[name] = path, stamp
+    return found
+
+
+def _stamp(path: Path) -> Stamp | None:
+    """None where the files go away while they are looked at."""
+    files = [path] if path.suffix == GGUF_SUFFIX else [path / CONFIG_NAME, path / TENSORS_NAME]
+    try:
+        stats = [file.stat() for file in files if file.exists()]
+    except OSError:
+        return None
+    return tuple((each.st_ino, each.st_size, each.st_mtime_ns) for each in stats)

@@ -4,20 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
+from kvarto.adapters.arrays import LazyArray
+from kvarto.adapters.assemble import IsCopy
+from kvarto.adapters.base_copies import copies_in
+from kvarto.adapters.binding import bind
+from kvarto.adapters.files import AdapterLimits
 from kvarto.adapters.host_tier import HostTier
 from kvarto.adapters.registry import AdapterVersion, Registry
 from kvarto.adapters.residency import Bind, Residency
-from kvarto.adapters.source import Source
+from kvarto.adapters.source import AdapterFiles, Source
+from kvarto.adapters.targets import BaseTargets, targets_of
 from kvarto.cache.kv_cache import KVCache
 from kvarto.core.clock import Clock
+from kvarto.core.errors import BadAdapter, UsageError
 from kvarto.core.ids import OwnerId
-from kvarto.engine.adapters import AdapterParts
+from kvarto.core.layout import Layout
+from kvarto.core.program import Program
+from kvarto.engine.adapter_settings import max_lora_rank, module_adapters, roots
+from kvarto.engine.adapter_watch import AdapterWatch
+from kvarto.engine.adapters import AdapterParts, Adapters
+from kvarto.engine.config import EngineConfig
 from kvarto.engine.parking import Parking
 from kvarto.memory.arbiter import Arbiter
 from kvarto.memory.calls import Call, Calls
 from kvarto.memory.executors import Executor, ThreadExecutor
+from kvarto.memory.ledger import Ledger, OwnerKind
 from kvarto.memory.page_pool import PagePool
+from kvarto.models.files import open_weights
 from kvarto.ops.base import Backend
 
 NUM_READERS = 2
@@ -84,3 +99,63 @@ def wire_adapters(
     )
     gone.append(residency.forget)
     return AdapterParts(registry, host, residency, reads, copies, Parking(residency, registry))
+
+
+def open_adapters(
+    config: EngineConfig,
+    program: Program,
+    layout: Layout,
+    base_name: str,
+    *,
+    pool: PagePool,
+    arbiter: Arbiter,
+    cache: KVCache,
+    ledger: Ledger,
+    backend: Backend,
+    clock: Clock,
+) -> Adapters | None:
+    """All that serves the adapters of a configuration; None where there can be none. Raises UsageError."""
+    if not layout.limits.max_lora_rank:
+        return None
+    page_bytes = layout.kv_format.page_bytes
+    base = targets_of(program)
+    parts = wire_adapters(
+        AdapterSettings(page_bytes, config.adapter_host_memory, config.adapter_floor_memory // page_bytes),
+        adapter_files(config, program, page_bytes),
+        pool=pool,
+        arbiter=arbiter,
+        cache=cache,
+        backend=backend,
+        bind=lambda adapter, pages: bind(adapter, base, pages, page_bytes),
+        owner=ledger.register("adapters", OwnerKind.ADAPTER),
+        clock=clock,
+    )
+    watch = AdapterWatch([Path(folder) for folder in config.adapter_dir], parts.registry, parts.reads, clock)
+    adapters = Adapters(parts, base_name, watch)
+    for each in module_adapters(config):
+        adapters.register(each.name, each.path)
+    try:
+        watch.begin()
+    except BadAdapter as error:
+        raise UsageError(f"`--adapter-dir`: {error}") from error
+    return adapters
+
+
+def adapter_files(config: EngineConfig, program: Program, page_bytes: int) -> AdapterFiles:
+    """Reads the adapters of a configuration."""
+    limits = AdapterLimits(max_rank=max_lora_rank(config))
+    base = targets_of(program)
+    return AdapterFiles(base, roots(config), page_bytes, limits=limits, is_copy=_is_copy(Path(config.model), base))
+
+
+def _is_copy(model: Path, base: BaseTargets) -> IsCopy:
+    """Compares with the base's files, opened for each comparison: hardly an adapter has copies."""
+
+    def is_copy(module: str, array: LazyArray) -> bool:
+        files = open_weights(model)
+        try:
+            return copies_in(files, base)(module, array)
+        finally:
+            files.close()
+
+    return is_copy

@@ -15,6 +15,7 @@ from kvarto.adapters.host_tier import HostTier
 from kvarto.adapters.registry import AdapterVersion, Registry, VersionState
 from kvarto.adapters.residency import Residency
 from kvarto.core.errors import AdapterError, KvartoError, UnknownAdapter
+from kvarto.engine.adapter_watch import AdapterWatch
 from kvarto.engine.messages import AdapterAnswer, AdapterInfo, ListAdapters, LoadAdapter, UnloadAdapter
 from kvarto.engine.parking import Parking
 from kvarto.memory.calls import Calls
@@ -35,25 +36,13 @@ class AdapterParts:
     parking: Parking
 
 
-@dataclass(frozen=True, slots=True)
-class AdapterStats:
-    """Counters since start, and gauges."""
-
-    num_loads: int
-    num_evictions: int
-    num_hits: int
-    num_failures: int
-    load_seconds: float
-    device_bytes: int
-    host_bytes: int
-
-
 class Adapters:
     """One per engine that serves adapters."""
 
-    def __init__(self, parts: AdapterParts, base_name: str) -> None:
-        """`base_name`: the parent of every adapter."""
+    def __init__(self, parts: AdapterParts, base_name: str, watch: AdapterWatch | None = None) -> None:
+        """`base_name`: the parent of every adapter. `watch` looks after folders."""
         self.parking = parts.parking
+        self._watch = watch
         self._parts = parts
         self._base_name = base_name
         self._answers: list[AdapterAnswer] = []
@@ -123,18 +112,19 @@ class Adapters:
             warnings=() if adapter is None else adapter.warnings,
         )
 
-    def stats(self) -> AdapterStats:
-        """Now."""
+    def stats(self) -> dict[str, int | float]:
+        """The fields of `Stats` that are about adapters, by name."""
         residency, host = self._parts.residency, self._parts.host
-        return AdapterStats(
-            num_loads=residency.num_loads,
-            num_evictions=residency.num_evictions,
-            num_hits=residency.num_hits,
-            num_failures=residency.num_failures,
-            load_seconds=residency.load_seconds,
-            device_bytes=residency.device_bytes,
-            host_bytes=host.used_bytes,
-        )
+        return {
+            "num_adapters": len(self._parts.registry),
+            "num_adapter_loads": residency.num_loads,
+            "num_adapter_evictions": residency.num_evictions,
+            "num_adapter_hits": residency.num_hits,
+            "num_adapter_failures": residency.num_failures,
+            "adapter_load_seconds": residency.load_seconds,
+            "adapter_device_bytes": residency.device_bytes,
+            "adapter_host_bytes": host.used_bytes,
+        }
 
     def sweep(self) -> None:
         """Deadlines and reports of threads. For every round."""
@@ -142,6 +132,8 @@ class Adapters:
             calls.sweep()
             calls.poll()
         self._parts.host.advance()
+        if self._watch is not None:
+            self._watch.sweep()
 
     def refresh(self) -> None:
         """Look in the background whether files changed under their names."""

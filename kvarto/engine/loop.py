@@ -148,6 +148,11 @@ class EngineLoop:
         self._check_when_due(ran=bool(chunks))
         return True
 
+    def forget_all(self) -> None:
+        """End all requests without a word; the engine is about to close."""
+        for request in list(self._scheduler.requests.values()):
+            self._scheduler.end_request(request)
+
     @property
     def has_work(self) -> bool:
         """A request has not ended, or something is still to be sent."""

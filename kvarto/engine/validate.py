@@ -47,6 +47,8 @@ def validate_request(request: AddRequest, limits: ModelLimits) -> None:
     _check_int("priority", request.priority, -MAX_PRIORITY, MAX_PRIORITY)
     if request.deadline_s is not None:
         _check_number("deadline_s", request.deadline_s, 0.0, MAX_DEADLINE_S)
+    if request.adapter is not None:
+        _check_text("model", request.adapter, 1, MAX_ID_CHARS)
     if request.resumed is not None:
         _validate_resumed(request, limits)
 

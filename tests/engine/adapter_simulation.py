@@ -322,9 +322,9 @@ class AdapterEpisode:
         for version in self.engine.parts.registry.versions:
             assert not version.num_requests, f"{version} is held by nobody"
         stats = self.engine.adapters.stats()
-        self.counts["loads"] += stats.num_loads
-        self.counts["evictions"] += stats.num_evictions
-        self.counts["hits"] += stats.num_hits
+        self.counts["loads"] += stats["num_adapter_loads"]
+        self.counts["evictions"] += stats["num_adapter_evictions"]
+        self.counts["hits"] += stats["num_adapter_hits"]
         self.counts["host hits"] += self.engine.parts.host.num_hits
         self.counts["preemptions"] += self.engine.scheduler.num_preemptions
         self._drop_all()
@@ -334,7 +334,7 @@ class AdapterEpisode:
         for name in [version.name for version in self.engine.parts.registry]:
             self.engine.parts.registry.unload(name)
         self.engine.check()
-        assert self.engine.adapters.stats().device_bytes == 0, "unloaded adapters keep pages"
+        assert self.engine.adapters.stats()["adapter_device_bytes"] == 0, "unloaded adapters keep pages"
         assert self.engine.parts.host.used_bytes == 0, "unloaded adapters keep host memory"
 
     def _judge_choice(self, record: Record, index: int) -> None:

@@ -26,8 +26,8 @@ def test_requests_of_many_adapters_and_the_base_run_in_one_batch() -> None:
         h.check_adapted(message, (which + 1, 2 + which) if which < 3 else None)
     assert max(len(step) for step in h.steps) == 8
     stats = h.engine.adapters.stats()
-    assert stats.num_loads == 3
-    assert stats.device_bytes == (2 + 3 + 4) * PAGE_BYTES
+    assert stats["num_adapter_loads"] == 3
+    assert stats["adapter_device_bytes"] == (2 + 3 + 4) * PAGE_BYTES
 
 
 def test_steps_without_adapters_carry_none_though_adapters_are_resident() -> None:
@@ -93,7 +93,7 @@ def test_an_adapter_that_leaves_no_room_for_its_sequence_is_refused_with_sizes()
     message = h.add(adapter="big", num_prompt_tokens=40)
     h.run()
     assert h.refused == {message.request_id: "ContextLengthExceeded"}
-    assert h.engine.adapters.stats().num_loads == 0
+    assert h.engine.adapters.stats()["num_adapter_loads"] == 0
     small = h.add(adapter="big", num_prompt_tokens=10, max_tokens=5)
     h.run()
     h.check_adapted(small, (1, 19))
@@ -108,7 +108,7 @@ def test_adapters_and_kv_push_each_other_out_of_one_pool() -> None:
         h.run()
         h.check_adapted(message, (turn % 6, 6))
     stats = h.engine.adapters.stats()
-    assert stats.num_evictions > 0
+    assert stats["num_adapter_evictions"] > 0
     assert h.engine.pool.num_held == 0
 
 
@@ -126,7 +126,7 @@ def test_kv_of_one_adapter_serves_neither_another_nor_the_base_but_an_equal_one(
         h.check_adapted(message, content)
         assert h.heard[message.request_id, 0].outputs[0].num_cached_tokens >= num_cached
         assert num_cached or h.heard[message.request_id, 0].outputs[0].num_cached_tokens == 0
-    assert h.engine.adapters.stats().num_loads == 2, "equal contents were loaded twice"
+    assert h.engine.adapters.stats()["num_adapter_loads"] == 2, "equal contents were loaded twice"
     h.check_adapted(first, (1, 2))
 
 
@@ -143,7 +143,7 @@ def test_a_replaced_adapter_serves_new_requests_while_old_ones_finish_on_the_old
     h.run()
     h.check_adapted(old, (1, 2))
     h.check_adapted(new, (2, 3))
-    assert h.engine.adapters.stats().device_bytes == 3 * PAGE_BYTES, "the old version is still on the device"
+    assert h.engine.adapters.stats()["adapter_device_bytes"] == 3 * PAGE_BYTES, "the old version is still on the device"
 
 
 def test_a_request_that_has_not_begun_goes_on_with_files_that_changed_unnoticed() -> None:
@@ -171,7 +171,7 @@ def test_an_unloaded_adapter_finishes_its_requests_and_leaves_all_tiers() -> Non
     h.run()
     h.check_adapted(old, (1, 2))
     stats = h.engine.adapters.stats()
-    assert (stats.device_bytes, stats.host_bytes) == (0, 0)
+    assert (stats["adapter_device_bytes"], stats["adapter_host_bytes"]) == (0, 0)
     assert h.engine.pool.num_evictable == 0, "KV of an adapter that is gone is kept"
     h.inbox.append(UnloadAdapter(request_id="again", name="a"))
     h.round(2)
@@ -224,7 +224,7 @@ def test_a_load_is_wanted_once_for_all_that_wait_and_the_queue_keeps_its_order()
     states = [choice.status for request in h.engine.scheduler.requests.values() for choice in request.choices]
     assert states == [Status.PARKED] * 5
     h.run()
-    assert h.engine.adapters.stats().num_loads == 1
+    assert h.engine.adapters.stats()["num_adapter_loads"] == 1
     served = list(dict.fromkeys(name for step in h.steps for name in step))
     assert served == [message.request_id for message in messages]
 
