@@ -71,6 +71,8 @@ class Registry:
     """Names and versions. One thread calls it; `on_gone` hears of versions that nobody can reach any more."""
 
     def __init__(self, source: Source, calls: Calls, on_gone: Callable[[AdapterVersion], None]) -> None:
+        self.num_changes = 0
+        """Of what names mean; rises with each."""
         self._source = source
         self._calls = calls
         self._on_gone = on_gone
@@ -113,6 +115,7 @@ class Registry:
         """The name means nothing any more; requests that hold its version finish. None for an unknown name."""
         version = self._current.pop(name, None)
         if version is not None:
+            self.num_changes += 1
             self._retire(version)
         return version
 
@@ -201,6 +204,7 @@ class Registry:
     def _make_current(self, version: AdapterVersion) -> None:
         before = self._current.get(version.name)
         version.is_current = True
+        self.num_changes += 1
         self._current[version.name] = version
         if before is not None:
             self._retire(before)

@@ -59,7 +59,8 @@ def module_adapters(config: EngineConfig) -> Iterator[NamedAdapter]:
         name, equals, path = text.partition("=")
         if not equals or not path or not is_name(name):
             raise UsageError(
-                f"`--lora-modules {text}` is not `name=path`, with a name of 1 to {MAX_NAME_CHARS} printable characters"
+                f"`--lora-modules {text}` is not `name=path`, with a name of 1 to {MAX_NAME_CHARS} "
+                "printable characters and no comma"
             )
         if name in seen:
             raise UsageError(f"`--lora-modules` has the name `{name}` twice; give each adapter a name of its own")
@@ -84,5 +85,5 @@ def named_adapters(config: EngineConfig) -> list[NamedAdapter]:
 
 
 def is_name(name: str) -> bool:
-    """Whether clients can call an adapter so."""
-    return 0 < len(name) <= MAX_NAME_CHARS and name.isprintable()
+    """Whether clients can call an adapter so; a comma separates names in metrics."""
+    return 0 < len(name) <= MAX_NAME_CHARS and name.isprintable() and "," not in name

@@ -9,14 +9,24 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from kvarto.adapters.host_tier import HostTier
 from kvarto.adapters.registry import AdapterVersion, Registry, VersionState
 from kvarto.adapters.residency import Residency
 from kvarto.core.errors import AdapterError, KvartoError, UnknownAdapter
 from kvarto.engine.adapter_watch import AdapterWatch
-from kvarto.engine.messages import AdapterAnswer, AdapterInfo, ListAdapters, LoadAdapter, UnloadAdapter
+from kvarto.engine.messages import (
+    MAX_NAMES_IN_STATS,
+    AdapterAnswer,
+    AdapterInfo,
+    AdapterNames,
+    ListAdapters,
+    LoadAdapter,
+    UnloadAdapter,
+)
 from kvarto.engine.parking import Parking
 from kvarto.memory.calls import Calls
 
@@ -46,6 +56,7 @@ class Adapters:
         self._parts = parts
         self._base_name = base_name
         self._answers: list[AdapterAnswer] = []
+        self._num_told_changes = 0
 
     @property
     def is_busy(self) -> bool:
@@ -73,6 +84,9 @@ class Adapters:
         """Do what a message asks; its answer comes with `take_answers`."""
         registry = self._parts.registry
         match message:
+            case LoadAdapter() if message.is_known:
+                version = registry.list_name(message.name, Path(message.path))
+                self._answer(message.request_id, (self.info(version),), None)
             case LoadAdapter():
                 registry.load(message.name, Path(message.path), partial(self._loaded, message.request_id))
             case UnloadAdapter():
@@ -91,6 +105,13 @@ class Adapters:
         """Answers since the last call."""
         answers, self._answers = self._answers, []
         return answers
+
+    def take_names(self) -> AdapterNames | None:
+        """All names, where they have changed since the last call."""
+        if self._parts.registry.num_changes == self._num_told_changes:
+            return None
+        self._num_told_changes = self._parts.registry.num_changes
+        return AdapterNames(tuple(version.name for version in self._parts.registry))
 
     def infos(self) -> Iterator[AdapterInfo]:
         """Of each name, in the order of registration."""
@@ -112,10 +133,12 @@ class Adapters:
             warnings=() if adapter is None else adapter.warnings,
         )
 
-    def stats(self) -> dict[str, int | float]:
+    def stats(self) -> dict[str, Any]:
         """The fields of `Stats` that are about adapters, by name."""
         residency, host = self._parts.residency, self._parts.host
+        resident = (version.name for version in self._parts.registry if residency.find(version) is not None)
         return {
+            "resident_adapters": tuple(islice(resident, MAX_NAMES_IN_STATS)),
             "num_adapters": len(self._parts.registry),
             "num_adapter_loads": residency.num_loads,
             "num_adapter_evictions": residency.num_evictions,

@@ -253,6 +253,8 @@ class EngineLoop:
         self._parts.transfers.poll()
         if self._parts.adapters is not None:
             self._parts.adapters.sweep()
+            if (names := self._parts.adapters.take_names()) is not None:
+                self._channel.send(names)
             for answer in self._parts.adapters.take_answers():
                 self._channel.send(answer)
         for request_id in self._deadlines.take_expired(self._clock.now()):

@@ -59,6 +59,8 @@ class LoadAdapter(msgspec.Struct, frozen=True, kw_only=True, tag="load_adapter")
     request_id: str
     name: str
     path: str
+    is_known: bool = False
+    """An engine before this one had checked it: the name is there at once, the files are opened when it is wanted."""
 
 
 class UnloadAdapter(msgspec.Struct, frozen=True, kw_only=True, tag="unload_adapter"):
@@ -184,6 +186,12 @@ class AdapterAnswer(msgspec.Struct, frozen=True, kw_only=True, tag="adapters"):
     message: str = ""
 
 
+class AdapterNames(msgspec.Struct, frozen=True, tag="adapter_names"):
+    """All registered names; sent whenever they change, unasked."""
+
+    names: tuple[str, ...]
+
+
 class StepOut(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
     """All that one step yielded, in one frame. Also the heartbeat: an idle engine sends an empty one each second."""
 
@@ -224,6 +232,8 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True, tag="stats"):
     """Of all loads together, from the first wish to residency."""
     adapter_device_bytes: int = 0
     adapter_host_bytes: int = 0
+    resident_adapters: tuple[str, ...] = ()
+    """Names of adapters on the device, at most `MAX_NAMES_IN_STATS`."""
     running_adapters: tuple[str, ...] = ()
     """Names of adapters that run now, at most `MAX_NAMES_IN_STATS`."""
     waiting_adapters: tuple[str, ...] = ()
@@ -233,4 +243,4 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True, tag="stats"):
 
 
 ToEngine = AddRequest | Cancel | LoadAdapter | UnloadAdapter | ListAdapters | StatsRequest | Shutdown
-FromEngine = Ready | LoadFailed | Phase | Progress | StepOut | AdapterAnswer | Stats
+FromEngine = Ready | LoadFailed | Phase | Progress | StepOut | AdapterAnswer | AdapterNames | Stats

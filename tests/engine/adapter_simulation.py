@@ -17,6 +17,7 @@ from kvarto.core.sampling import SamplingParams
 from kvarto.core.step import Step
 from kvarto.engine.messages import (
     AdapterAnswer,
+    AdapterNames,
     AddRequest,
     Cancel,
     FromEngine,
@@ -176,7 +177,7 @@ class AdapterEpisode:
             self._pending.remove(message.request_id)
             self.counts["refused loads" if message.error else "answers"] += 1
             return
-        if isinstance(message, Stats):
+        if isinstance(message, Stats | AdapterNames):
             return
         assert isinstance(message, StepOut)
         for refused in message.refused:
