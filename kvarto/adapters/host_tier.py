@@ -30,6 +30,8 @@ from kvarto.memory.tasks import TaskState
 
 Images = NDArray[np.uint8]
 """`[num_pages, page_bytes]`."""
+MAX_READS = 4
+"""At a time: the deadline of a read begins with it, so that a long queue makes none of them late."""
 _FIRST_GUESS = 1e9
 """Bytes per second of reading and packing, before one was measured."""
 
@@ -178,7 +180,7 @@ class HostTier:
     # ---- reading -----------------------------------------------------------------------------------------------
 
     def _begin_reads(self) -> None:
-        while self._waiting and self._make_room(self._waiting[0].size_bytes):
+        while self._waiting and len(self._reading) < MAX_READS and self._make_room(self._waiting[0].size_bytes):
             entry = self._waiting.popleft()
             self.used_bytes += entry.size_bytes
             entry.state = HostState.READING

@@ -40,6 +40,8 @@ Int32 = NDArray[np.int32]
 Bind = Callable[[Adapter, Int32], BoundAdapter]
 """From an adapter and its pages to what a backend needs."""
 
+MAX_IDENTIFIED = 8
+"""Adapters whose files are opened or hashed at a time: each of these calls has a deadline, which begins with it."""
 _FIRST_GUESS = 4e9
 """Bytes per second from host memory into pages, before they were measured."""
 _POISON = 0xFF
@@ -219,10 +221,13 @@ class Residency:
 
     def advance(self) -> None:
         """Bring each load as far as it gets without pages. For every step."""
+        num_identified = 0
         for load in list(self._loads.values()):
             if load.stage is Stage.RESIDENT and self.find(load.version) is None:
                 load.stage = Stage.IDENTIFYING  # it was evicted before anybody held it
-            if load.stage is Stage.IDENTIFYING:
+            is_known = load.version.digest is not None
+            if load.stage is Stage.IDENTIFYING and (is_known or num_identified < MAX_IDENTIFIED):
+                num_identified += not is_known
                 self._identify(load)
             if load.stage is Stage.READING:
                 self._watch_read(load)

@@ -235,6 +235,7 @@ def _wire(
         has_copies=lambda: transfers.num_unreported > 0 or (adapters is not None and adapters.has_copies),
         num_lookup_tokens=config.prompt_lookup_num_tokens,
         parking=None if adapters is None else adapters.parking,
+        max_adapters=config.max_adapters_per_step,
     )
     batch = BatchBuilder(layout.limits, groups=program.layer_groups, page_size=layout.kv_format.page_size)
     limits = ModelLimits(program.vocab_size, layout.limits.max_context)

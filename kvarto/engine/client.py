@@ -383,6 +383,8 @@ class EngineClient:
     def _take_tokens(self, request: OpenRequest, tokens: TokensOut) -> None:
         if not 0 <= tokens.choice < len(request.outputs.choices):
             raise EngineDied(f"the engine sent tokens of choice {tokens.choice} of {request.sampling.n}")
+        if tokens.adapter_digest is not None:
+            request.adapter_digest = tokens.adapter_digest
         output = request.outputs.feed(tokens)
         if output is None:
             return

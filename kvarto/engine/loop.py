@@ -318,7 +318,8 @@ class EngineLoop:
     def _watch_progress(self, *, ran: bool) -> None:
         """An engine that beats and computes nothing looks alive: it ends itself, and the client takes another."""
         now = self._clock.now()
-        if ran or not self._scheduler.requests:
+        is_loading = self._parts.adapters is not None and self._parts.adapters.is_busy  # which has deadlines of its own
+        if ran or is_loading or not self._scheduler.requests:
             self._progressed_at = now
         elif now - self._progressed_at >= STALL_LIMIT_S:
             raise EngineError(

@@ -40,6 +40,8 @@ class AddRequest(msgspec.Struct, frozen=True, kw_only=True, tag="add"):
     """Suspected of killing engines: its steps hold no other request."""
     adapter: str | None = None
     """Name of a registered adapter; None: the bare base."""
+    adapter_digest: str | None = None
+    """Of the content with which resumed choices began, in hex: they go on with no other."""
 
 
 class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
@@ -142,6 +144,8 @@ class TokensOut(msgspec.Struct, frozen=True, kw_only=True, tag="tokens", omit_de
     """Of prompt tokens 1…, with the first output only, when asked for."""
     num_cached_tokens: int = 0
     """Prompt tokens that came from the prefix cache; with the first output."""
+    adapter_digest: str | None = None
+    """Of the content of its adapter, in hex; with the first output."""
     finish_reason: str | None = None
     """`stop` (an end token), `length`, `deadline`, or `error` (non-finite logits, or steps that fail also alone)."""
     stop_token_id: int | None = None

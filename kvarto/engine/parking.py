@@ -19,7 +19,7 @@ import numpy as np
 
 from kvarto.adapters.registry import AdapterVersion, Registry
 from kvarto.adapters.residency import Load, Residency, Resident, Stage
-from kvarto.core.errors import AdapterError, AdapterRefused, BadAdapter, KvartoError
+from kvarto.core.errors import AdapterError, AdapterRefused, BadAdapter, EngineError, KvartoError
 from kvarto.engine.request import Choice, Request, Status
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class Parking:
 
     @property
     def barrier(self) -> Choice | None:
-        """A choice that waited for pages too long: nobody behind it is admitted."""
+        """A choice that waited for pages too long: nobody behind it is admitted, or keeps an adapter while it waits."""
         return self._denied if self._num_denied > MAX_DENIED_STEPS else None
 
     # ---- requests ----------------------------------------------------------------------------------------------
@@ -84,7 +84,7 @@ class Parking:
             return True
         assert self._residency is not None
         resident = choice.resident or self._residency.find(version)
-        if resident is None:
+        if resident is None or _has_changed(choice.request):
             self.park(choice)
             return False
         if choice.resident is None:
@@ -130,7 +130,10 @@ class Parking:
             return
         self._residency.advance()
         for choice, load in list(self._parked.items()):
-            if load.stage is not Stage.FAILED:
+            error: KvartoError | None
+            if _has_changed(choice.request):
+                error = EngineError(f"the adapter `{load.version.name}` changed in the midst of this request")
+            elif load.stage is not Stage.FAILED:
                 error = self._refusal(choice.request)
             elif self._has_other_files(choice, load):
                 continue
@@ -157,7 +160,7 @@ class Parking:
         for choice in self.choices:
             load = self._parked[choice]
             resident = self._residency.find(load.version)
-            if load.stage not in (Stage.READY, Stage.RESIDENT):
+            if load.stage not in (Stage.READY, Stage.RESIDENT) or _has_changed(choice.request):
                 continue
             if resident is None or not resident.num_users:
                 is_behind = gate.refused is not None and gate.refused.order < choice.order
@@ -268,6 +271,12 @@ class Parking:
             before.append(head)
         coming = [other for other, load in self._parked.items() if load.stage is Stage.COPYING]
         return gate.admits_adapter(choice, num_pages, running, [*before, *coming])
+
+
+def _has_changed(request: Request) -> bool:
+    """It began on an engine before this one, with an adapter of other content."""
+    began, version = request.adapter_digest, request.adapter
+    return began is not None and version is not None and version.digest not in (None, began)
 
 
 def _for_client(error: KvartoError) -> KvartoError:

@@ -65,6 +65,8 @@ class Request:
     runs_alone: bool
     adapter: AdapterVersion | None = None
     """None: the bare base."""
+    adapter_digest: bytes | None = None
+    """Of the content with which its choices began on an engine before this one; None: any will do."""
     adapter_start: int | None = 0
     """Position from which the adapter is active; None: nowhere, for what would call it is not in the prompt. Known
     once its headers were read.
@@ -198,6 +200,7 @@ def make_request(
         deadline=None if message.deadline_s is None else now + message.deadline_s,
         runs_alone=message.runs_alone,
         adapter=adapter,
+        adapter_digest=None if message.adapter_digest is None else bytes.fromhex(message.adapter_digest),
     )
     if message.resumed is None:
         begun: list[tuple[int, tuple[int, ...]]] = [(index, ()) for index in range(sampling.n)]

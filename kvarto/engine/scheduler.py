@@ -11,6 +11,7 @@ Each part of the decision has a file of its own:
     admitter        who comes in from the queue; `admission` is its arithmetic, `crews` says who may share a step
     repeated_step   the last step a token later, where nothing else can come
     retries         those of a step that failed, alone
+    next_in_queue   whom to try first, where adapters differ: `virtual_tokens` and `affinity`
     parking         those whose adapter is not on the device, and who holds one that is
 """
 
@@ -26,6 +27,7 @@ from kvarto.engine.admitter import Admitter
 from kvarto.engine.chunk import Chunk
 from kvarto.engine.chunker import Chunker
 from kvarto.engine.crews import Crews
+from kvarto.engine.next_in_queue import NextInQueue
 from kvarto.engine.page_pressure import PagePressure
 from kvarto.engine.parking import Parking
 from kvarto.engine.repeated_step import RepeatedStep
@@ -50,9 +52,11 @@ class Scheduler:
         has_copies: Callable[[], bool],
         num_lookup_tokens: int = 0,
         parking: Parking | None = None,
+        max_adapters: int = 0,
     ) -> None:
         """`has_copies` says whether copies are in flight, whose end may free pages. `num_lookup_tokens`: see
-        `EngineConfig.prompt_lookup_num_tokens`. `parking`: where there are adapters.
+        `EngineConfig.prompt_lookup_num_tokens`. `parking`: where there are adapters; at most `max_adapters` distinct
+        ones run at once, 0 for any number.
         """
         self.num_guessed_tokens = 0
         self.num_right_guesses = 0
@@ -61,6 +65,7 @@ class Scheduler:
         self._limits = limits
         self._max_num_queued = max_num_queued
         self._crews = Crews()
+        self._queue = NextInQueue(is_on=parking is not None, max_adapters=max_adapters)
         self._gate = AdmissionGate(cache, limits.max_tokens)
         self._parking = parking = Parking() if parking is None else parking
         parking.refusal = self._refusal
@@ -68,7 +73,9 @@ class Scheduler:
         self._plan = plan = StepPlan(limits)
         self._pressure = pressure = PagePressure(cache, roster, plan, self._gate, has_copies=has_copies)
         self._chunker = Chunker(cache, roster, plan, pressure, num_lookup_tokens=num_lookup_tokens)
-        self._admitter = Admitter(cache, roster, plan, self._gate, pressure, self._chunker, self._crews, parking)
+        self._admitter = Admitter(
+            cache, roster, plan, self._gate, pressure, self._chunker, self._crews, parking, self._queue
+        )
         self._repeated = RepeatedStep(cache)
         self._retries = Retries(plan, self._chunker)
 
@@ -105,6 +112,7 @@ class Scheduler:
             )
         self._repeated.forget()
         self._crews.add(request)
+        self._queue.add(request)
         self._roster.add(request)
 
     def _refusal(self, request: Request) -> RequestError | None:
@@ -160,6 +168,9 @@ class Scheduler:
 
     def _advance_adapters(self) -> None:
         self._parking.advance()
+        if (first := self._parking.barrier) is not None:
+            while self._roster.park_last(behind=first):
+                pass
         if ready := self._parking.take_pages(self._gate, self._roster.running, self._roster.waiting.head):
             self._repeated.forget()
             self._roster.unpark(ready)
@@ -210,6 +221,7 @@ class Scheduler:
         token_ids = choice.output[-1:] if is_decode else choice.tokens(chunk.start, stop).tolist()
         self._cache.commit(sequence_of(choice), token_ids)
         choice.num_computed_tokens = stop
+        self._queue.serve(choice.request, len(token_ids), chunk.num_drawn_rows)
         if chunk.draws and chunk.length > 1:
             self._gate.note_room()  # with a window, a prompt claims more than what follows it
 
@@ -229,6 +241,7 @@ class Scheduler:
         self._repeated.forget()
         if self._roster.finish(choice):
             self._crews.remove(choice.request)
+            self._queue.remove(choice.request)
 
     def fail(self, chunks: list[Chunk]) -> Choice | None:
         """The step failed in the backend and nothing of it counts. All on board are tried again, each alone and on

@@ -44,6 +44,7 @@ class AdapterShape:
     before_call: Callable[[Call], None] = _nothing
     call_duration_s: Callable[[], float] = lambda: 0.0
     deadline_s: float = 0.5
+    max_adapters: int = 0
 
 
 class AdaptedEngine(HashedEngine):
@@ -113,6 +114,7 @@ class AdaptedEngine(HashedEngine):
             has_copies=lambda: self.transfers.num_unreported > 0 or self.adapters.has_copies,
             num_lookup_tokens=shape.num_lookup_tokens,
             parking=self.parts.parking,
+            max_adapters=adapters.max_adapters,
         )
         batch = BatchBuilder(shape.limits, groups=shape.groups, page_size=shape.page_size)
         self.loop = EngineLoop(

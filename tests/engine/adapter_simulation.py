@@ -123,7 +123,10 @@ class AdapterEpisode:
             allocation_fails=lambda: rng.random() < faults.allocation,
         )
         adapters = AdapterShape(
-            host_pages=rng.choice([0, 4, 12]), before_call=self._before_call, call_duration_s=self._call_duration_s
+            host_pages=rng.choice([0, 4, 12]),
+            max_adapters=rng.choice([0, 0, 1, 2]),
+            before_call=self._before_call,
+            call_duration_s=self._call_duration_s,
         )
         self.engine = AdaptedEngine(
             self.shape, self, self.clock, hooks, source=self.files, adapters=adapters, seed=rng.randrange(1 << 32)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import pytest
 
 from kvarto.core.ids import NO_ADAPTER
 from kvarto.core.step import Step
-from kvarto.engine.messages import AddRequest, Cancel, ListAdapters, LoadAdapter, UnloadAdapter
+from kvarto.engine.messages import AddRequest, Cancel, ListAdapters, LoadAdapter, ResumedChoice, UnloadAdapter
 from kvarto.engine.parking import last_occurrence
 from kvarto.engine.request import Status
+from tests.adapters.fake_source import digest_of
 from tests.engine.adapted_engine import AdaptedHarness, AdapterShape
 from tests.engine.hashed_engine import Harness, Hooks, Shape
 
@@ -260,6 +262,41 @@ def test_the_last_occurrence_is_that_of_a_plain_search() -> None:
         tokens = tuple(rng.integers(0, 3, rng.integers(1, 5)).tolist())
         places = [i for i in range(len(prompt)) if tuple(prompt[i : i + len(tokens)].tolist()) == tokens]
         assert last_occurrence(prompt, tokens) == (places[-1] if places else None)
+
+
+def test_choices_that_began_elsewhere_go_on_with_the_content_that_they_began_with_and_no_other() -> None:
+    h = AdaptedHarness()
+    h.register("a", 1, 2)
+    whole = _run(h, h.add(adapter="a", max_tokens=12))
+    heard = h.heard[whole.request_id, 0]
+    assert heard.outputs[0].adapter_digest == digest_of(1).hex()
+    begun = (ResumedChoice(0, tuple(heard.tokens[:5])),)
+    for digest, name in ((digest_of(1), "same"), (digest_of(2), "other")):
+        h.inbox.append(msgspec.structs.replace(whole, request_id=name, resumed=begun, adapter_digest=digest.hex()))
+    h.run()
+    assert h.heard["same", 0].tokens == heard.tokens[5:]
+    assert h.refused == {"other": "EngineError"}
+    assert ("other", 0) not in h.heard
+
+
+def test_a_large_adapter_gets_its_pages_though_small_ones_keep_coming() -> None:
+    h = AdaptedHarness(Shape(num_pages=24, max_seqs=4, max_context=96))
+    for index in range(4):
+        h.register(f"small{index}", index + 1, 3)
+    h.register("large", 9, 14)
+    for index in range(8):
+        h.add(adapter=f"small{index % 4}", num_prompt_tokens=30, max_tokens=30)
+    h.round(5)
+    large = h.add(adapter="large", max_tokens=5)
+    for turn in range(400):
+        if turn % 6 == 0:
+            h.add(adapter=f"small{turn % 4}", num_prompt_tokens=30, max_tokens=30)
+        h.round()
+        if (large.request_id, 0) in h.heard:
+            break
+    assert (large.request_id, 0) in h.heard, "the large one starved"
+    h.run(6000)
+    h.check_adapted(large, (9, 14))
 
 
 def test_a_repeated_step_keeps_its_adapters() -> None:
