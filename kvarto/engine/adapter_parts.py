@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from kvarto.adapters.arrays import LazyArray
@@ -12,6 +13,7 @@ from kvarto.adapters.base_copies import copies_in
 from kvarto.adapters.binding import bind
 from kvarto.adapters.files import AdapterLimits
 from kvarto.adapters.host_tier import HostTier
+from kvarto.adapters.magnitudes import ReadRows, scale_of
 from kvarto.adapters.registry import AdapterVersion, Registry
 from kvarto.adapters.residency import Bind, Residency
 from kvarto.adapters.source import AdapterFiles, Source
@@ -121,7 +123,7 @@ def open_adapters(
     base = targets_of(program)
     parts = wire_adapters(
         AdapterSettings(page_bytes, config.adapter_host_memory, config.adapter_floor_memory // page_bytes),
-        adapter_files(config, program, page_bytes),
+        adapter_files(config, program, page_bytes, backend.read_rows),
         pool=pool,
         arbiter=arbiter,
         cache=cache,
@@ -141,11 +143,19 @@ def open_adapters(
     return adapters
 
 
-def adapter_files(config: EngineConfig, program: Program, page_bytes: int) -> AdapterFiles:
-    """Reads the adapters of a configuration."""
-    limits = AdapterLimits(max_rank=max_lora_rank(config))
+def adapter_files(
+    config: EngineConfig, program: Program, page_bytes: int, read_rows: ReadRows | None = None
+) -> AdapterFiles:
+    """Reads the adapters of a configuration; `read_rows`, of the base's weights, is needed to pack magnitudes."""
     base = targets_of(program)
-    return AdapterFiles(base, roots(config), page_bytes, limits=limits, is_copy=_is_copy(Path(config.model), base))
+    return AdapterFiles(
+        base,
+        roots(config),
+        page_bytes,
+        limits=AdapterLimits(max_rank=max_lora_rank(config)),
+        is_copy=_is_copy(Path(config.model), base),
+        scale_of=None if read_rows is None else partial(scale_of, read_rows=read_rows),
+    )
 
 
 def _is_copy(model: Path, base: BaseTargets) -> IsCopy:
