@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvarto.adapters.rate import Rate
-from kvarto.adapters.source import FoundAdapter, Source
+from kvarto.adapters.source import FoundAdapter, Source, page_digests
 from kvarto.core.clock import Clock
 from kvarto.core.errors import AdapterError, KvartoError, TransferFailed
 from kvarto.memory.calls import Call, Calls
@@ -58,6 +58,7 @@ class HostEntry:
         "frequency",
         "images",
         "num_holders",
+        "page_digests",
         "reload_cost_s",
         "size_bytes",
         "state",
@@ -70,6 +71,8 @@ class HostEntry:
         self.state = HostState.WAITING
         self.images: Images | None = None
         """While it is ready."""
+        self.page_digests: tuple[bytes, ...] = ()
+        """One per page, once it was read."""
         self.error: KvartoError | None = None
         """Why it failed."""
         self.num_holders = 0
@@ -194,7 +197,7 @@ class HostTier:
         assert call is not None
         self._reading.remove(entry)
         if call.state is TaskState.DONE:
-            entry.images, seconds = call.result
+            entry.images, entry.page_digests, seconds = call.result
             entry.state = HostState.READY
             self.num_reads += 1
             self.rate.add(entry.size_bytes, seconds)
@@ -272,9 +275,11 @@ def load_error(call: Call) -> KvartoError:
     return TransferFailed(f"{call.name} is {call.state}: {call.error}; try again")
 
 
-def _read(source: Source, found: FoundAdapter, page_bytes: int, clock: Clock) -> tuple[Images, float]:
-    """In a worker thread: the pages, and the seconds that they took."""
+def _read(
+    source: Source, found: FoundAdapter, page_bytes: int, clock: Clock
+) -> tuple[Images, tuple[bytes, ...], float]:
+    """In a worker thread: the pages, their digests, and the seconds that they took."""
     start_s = clock.now()
     images = np.empty((found.num_pages, page_bytes), np.uint8)
     source.read(found, images)
-    return images, clock.now() - start_s
+    return images, page_digests(images), clock.now() - start_s

@@ -6,7 +6,8 @@
 `want` begins when a request is queued and goes on in the background; `take` waits for whoever says that pages may be
 taken. What is resident is held while a choice uses it. What nobody holds keeps its pages, as a unit that the arbiter
 may take like any other: the KV that was computed with an adapter depends on its unit and goes before it. Names play no
-part: two versions of equal content are one resident.
+part: two versions of equal content are one resident. Pages that are equal to those of a resident are not there twice:
+whoever came later depends on it, and holds it along.
 
 Copies read host memory and write pages in a thread. Both stay until no thread touches them, also when nobody waits any
 more: pages are pinned, the host's entry is held.
@@ -15,7 +16,9 @@ more: pages are pinned, the host's entry is held.
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 
@@ -40,6 +43,8 @@ Int32 = NDArray[np.int32]
 Bind = Callable[[Adapter, Int32], BoundAdapter]
 """From an adapter and its pages to what a backend needs."""
 
+MAX_DEPTH = 4
+"""Of adapters that have pages in common with one that has pages in common with one …: each is held with the others."""
 MAX_IDENTIFIED = 8
 """Adapters whose files are opened or hashed at a time: each of these calls has a deadline, which begins with it."""
 _FIRST_GUESS = 4e9
@@ -49,26 +54,43 @@ _POISON = 0xFF
 
 
 class AdapterUnit(Unit):
-    """All pages of a resident adapter, for the arbiter."""
+    """The pages that a resident adapter owns, for the arbiter."""
 
     __slots__ = ("resident",)
 
     def __init__(self, owner: OwnerId, resident: Resident, reload_cost_s: float) -> None:
-        super().__init__(owner, tuple(resident.pages.tolist()), reload_cost_s, None)
+        base = resident.base.unit if resident.base is not None else None
+        super().__init__(owner, tuple(resident.own.tolist()), reload_cost_s, base)
         self.resident = resident
 
 
 class Resident:
     """An adapter that steps can name. Only the residency changes it."""
 
-    __slots__ = ("digest", "handle", "num_users", "pages", "unit")
+    __slots__ = ("base", "depth", "digest", "handle", "num_users", "own", "page_digests", "pages", "unit")
 
-    def __init__(self, digest: bytes, pages: Int32, handle: int) -> None:
+    def __init__(self, digest: bytes, layout: PageShare, page_digests: tuple[bytes, ...], handle: int) -> None:
         self.digest = digest
-        self.pages = pages
+        self.pages = layout.pages
+        """In the order of its stream."""
+        self.own = layout.own
+        """Those that no other adapter had, at least one."""
+        self.base = layout.base
+        """Whose pages the others are, or its base's: it stays as long as this one."""
+        self.depth: int = 0 if layout.base is None else layout.base.depth + 1
+        self.page_digests = page_digests
         self.handle = handle
         self.num_users = 0
         self.unit: AdapterUnit
+
+
+@dataclass(frozen=True, slots=True)
+class PageShare:
+    """Pages of one adapter: its own, and those that it has in common with an adapter that is resident."""
+
+    pages: Int32
+    own: Int32
+    base: Resident | None
 
 
 class Stage(Enum):
@@ -85,14 +107,15 @@ class Stage(Enum):
 class Load:
     """One version on its way. Only the residency changes it."""
 
-    __slots__ = ("calls", "entry", "error", "is_rechecked", "num_wanted", "pages", "stage", "started_s", "version")
+    __slots__ = ("calls", "entry", "error", "is_rechecked", "num_wanted", "share", "stage", "started_s", "version")
 
     def __init__(self, version: AdapterVersion, now_s: float) -> None:
         self.version = version
         self.stage = Stage.IDENTIFYING
         self.num_wanted = 0
         self.entry: HostEntry | None = None
-        self.pages: Int32 | None = None
+        self.share: PageShare | None = None
+        """From `take` on: its pages."""
         self.calls: list[Call] = []
         self.error: KvartoError | None = None
         self.is_rechecked = False
@@ -147,7 +170,9 @@ class Residency:
         self._by_digest: dict[bytes, Load] = {}
         """The load that brings a content, from its reading on; others of equal content wait for it."""
         self._dropped: set[bytes] = set()
-        """Contents of unloaded adapters that still had users."""
+        """Contents of unloaded adapters that are still used, or have pages in common with others."""
+        self._page_owners: dict[bytes, Resident] = {}
+        """By digest of a page: who owns one with these bytes."""
         self._free_handles: list[int] = []  # a heap: handles stay small
         self._pinned: dict[Call, tuple[int, HostEntry]] = {}
         arbiter.register(owner, self, floor_pages=floor_pages)
@@ -191,19 +216,21 @@ class Residency:
     def hold(self, resident: Resident) -> None:
         """A choice uses it: it stays until `release`."""
         if not resident.num_users:
-            self._pool.share(resident.pages)
+            self._pool.share(resident.own)
+        if resident.base is not None:
+            self.hold(resident.base)
         resident.num_users += 1
         self._arbiter.use(resident.unit)
 
     def release(self, resident: Resident) -> None:
         """Undo one `hold`."""
         resident.num_users -= 1
-        if resident.num_users:
-            return
-        self._pool.free(resident.pages)
-        self._arbiter.offer(resident.unit)
-        if resident.digest in self._dropped:
-            self._drop_resident(resident)
+        if not resident.num_users:
+            self._pool.free(resident.own)
+            self._arbiter.offer(resident.unit)
+        if resident.base is not None:
+            self.release(resident.base)
+        self._drop_unreachable()
 
     def forget(self, version: AdapterVersion) -> None:
         """Nobody can reach this version any more. Its content leaves all tiers, unless another version has it too."""
@@ -211,16 +238,15 @@ class Residency:
         if digest is None or any(other.digest == digest for other in self._registry.versions):
             return
         self._host.forget(digest)
-        resident = self._residents.get(digest)
-        if resident is not None:
+        if digest in self._residents:
             self._dropped.add(digest)
-            if not resident.num_users:
-                self._drop_resident(resident)
+            self._drop_unreachable()
 
     # ---- loading -----------------------------------------------------------------------------------------------
 
     def advance(self) -> None:
         """Bring each load as far as it gets without pages. For every step."""
+        self._drop_unreachable()
         num_identified = 0
         for load in list(self._loads.values()):
             if load.stage is Stage.RESIDENT and self.find(load.version) is None:
@@ -237,19 +263,45 @@ class Residency:
     def take(self, load: Load) -> bool:
         """Pages for a load that is READY, others evicted for them; then the copies begin. False without pages."""
         assert load.stage is Stage.READY, f"{load.version} takes pages while it is {load.stage.value}"
-        num_pages = load.version.num_pages
+        assert load.entry is not None
+        base, common = self._most_in_common(load.entry.page_digests)
+        num_pages = load.version.num_pages - len(common)
         if len(self._residents) + self._num_copying >= MAX_ADAPTERS or num_pages > self._arbiter.num_available(
             self._owner
         ):
             return False
+        if base is not None:
+            self.hold(base)  # until the load ends; then its unit depends on that of the base
         try:
             if num_pages > self._pool.num_free:
                 self._arbiter.reclaim(num_pages - self._pool.num_free, self._owner)
-            load.pages = self._pool.allocate(num_pages, self._owner)
+            own = self._pool.allocate(num_pages, self._owner)
         except OutOfPages:
+            if base is not None:
+                self.release(base)
             return False
-        self._start_copies(load)
+        self._start_copies(load, own, common, base)
         return True
+
+    def _most_in_common(self, digests: tuple[bytes, ...]) -> tuple[Resident | None, dict[int, int]]:
+        """The resident with the most equal pages, its own base's among them; and the equal pages by index.
+
+        At least one page is left out: whatever has no page of its own could not be told from what nobody uses.
+        """
+        votes = Counter(owner for digest in digests if (owner := self._page_owners.get(digest)) is not None)
+        best: Resident | None = None
+        common: dict[int, int] = {}
+        for resident in votes:
+            if resident.depth < MAX_DEPTH:
+                pages = self._pages_by_digest(resident)
+                found = {i: pages[digest] for i, digest in enumerate(digests[:-1]) if digest in pages}
+                if len(found) > len(common):
+                    best, common = resident, found
+        return best, common
+
+    @staticmethod
+    def _pages_by_digest(resident: Resident) -> dict[bytes, int]:
+        return dict(zip(resident.page_digests, resident.pages.tolist(), strict=True))
 
     def evict(self, unit: Unit) -> None:
         """Forget an adapter whose pages the arbiter takes."""
@@ -267,14 +319,19 @@ class Residency:
         pins = np.zeros(self._pool.num_pages, np.int64)
         cached = np.zeros(self._pool.num_pages, bool)
         for resident in self._residents.values():
-            users[resident.pages] += resident.num_users > 0
-            assert not cached[resident.pages].any(), "two adapters are in one page"
-            cached[resident.pages] = True
+            users[resident.own] += resident.num_users > 0
+            assert not cached[resident.own].any(), "two adapters own one page"
+            assert len(resident.own), "an adapter owns no page"
+            cached[resident.own] = True
             assert not resident.unit.is_gone, "a resident's unit is gone"
+            if resident.base is not None:
+                assert self._residents.get(resident.base.digest) is resident.base, "an adapter outlives its base"
+                assert resident.base.num_users >= resident.num_users, "an adapter is used and its base is not"
+                assert set(resident.pages) <= {*resident.own, *resident.base.pages}, "a page belongs to nobody"
         for load in self._loads.values():
             assert load.num_wanted > 0, f"{load.version} is loaded for nobody"
-            if load.pages is not None:
-                users[load.pages] += 1
+            if load.share is not None:
+                users[load.share.own] += 1
         for page, _ in self._pinned.values():
             pins[page] += 1
         mine = self._pool.owner == self._owner
@@ -314,13 +371,17 @@ class Residency:
             assert error is not None
             self._fail(load, error)
 
-    def _start_copies(self, load: Load) -> None:
-        entry, pages = load.entry, load.pages
+    def _start_copies(self, load: Load, own: Int32, common: dict[int, int], base: Resident | None) -> None:
+        entry = load.entry
         assert entry is not None
         assert entry.images is not None
-        assert pages is not None
-        self._pool.pin(pages)
-        for page, image in zip(pages.tolist(), entry.images, strict=True):
+        pages = np.empty(load.version.num_pages, np.int32)
+        is_own = np.ones(len(pages), bool)
+        pages[list(common)], is_own[list(common)] = list(common.values()), False
+        pages[is_own] = own
+        load.share = PageShare(pages, own, base)
+        self._pool.pin(own)
+        for page, image in zip(own.tolist(), entry.images[is_own], strict=True):
             self._host.share(entry)
             write = partial(_write, self._backend, page, image, self._clock)
             call = self._copies.submit("a copy of an adapter into its pages", write, self._on_copied)
@@ -343,26 +404,33 @@ class Residency:
             self._make_resident(load)
 
     def _make_resident(self, load: Load) -> None:
-        version, pages = load.version, load.pages
-        assert pages is not None
+        version, share, entry = load.version, load.share, load.entry
+        assert share is not None
+        assert entry is not None
         assert version.digest is not None
         assert version.found is not None
-        resident = Resident(version.digest, pages, self._new_handle())
+        resident = Resident(version.digest, share, entry.page_digests, self._new_handle())
         try:
-            self._backend.bind_adapter(resident.handle, self._bind(version.found.adapter, pages))
+            self._backend.bind_adapter(resident.handle, self._bind(version.found.adapter, share.pages))
         except Exception as error:  # a backend may refuse what it cannot run
             heapq.heappush(self._free_handles, resident.handle)
             self._fail(load, TransferFailed(f"the backend cannot bind `{version.name}`: {error}"))
             return
-        load.pages = None
-        size_bytes = load.entry.size_bytes if load.entry is not None else 0
-        cost_s = self.rate.seconds(size_bytes) + self._host.rate.seconds(size_bytes)
+        load.share = None
+        size_bytes = len(share.own) * self._page_bytes
+        cost_s = self.rate.seconds(size_bytes) + self._host.rate.seconds(entry.size_bytes)
         resident.unit = AdapterUnit(self._owner, resident, cost_s)
         self._residents[resident.digest] = resident
-        self._pool.cache(pages.tolist())
-        self._pool.free(pages)
+        owned = set(share.own.tolist())
+        for digest, page in zip(entry.page_digests, share.pages.tolist(), strict=True):
+            if page in owned:
+                self._page_owners.setdefault(digest, resident)
+        self._pool.cache(share.own.tolist())
+        self._pool.free(share.own)
         self._arbiter.use(resident.unit)
         self._arbiter.offer(resident.unit)
+        if share.base is not None:
+            self.release(share.base)
         self.num_loads += 1
         self.load_seconds += self._clock.now() - load.started_s
         load.stage = Stage.RESIDENT
@@ -396,30 +464,43 @@ class Residency:
         for call in load.calls:
             self._copies.cancel(call)
         load.calls.clear()
-        if load.pages is not None:
-            self._pool.free(load.pages)
-            load.pages = None
+        if load.share is not None:
+            share, load.share = load.share, None
+            self._pool.free(share.own)
+            if share.base is not None:
+                self.release(share.base)
         if load.entry is not None:
             self._host.release(load.entry)
             load.entry = None
 
     # ---- going -------------------------------------------------------------------------------------------------
 
+    def _drop_unreachable(self) -> None:
+        """Unloaded adapters leave, as soon as nobody uses them and nothing depends on them."""
+        if not self._dropped:
+            return
+        self._dropped &= self._residents.keys()
+        for resident in sorted((self._residents[digest] for digest in self._dropped), key=lambda each: -each.depth):
+            if not resident.num_users:
+                self._drop_resident(resident)
+
     def _drop_resident(self, resident: Resident) -> None:
-        """An unloaded adapter leaves, as soon as the KV that depends on it has."""
-        self._dropped.discard(resident.digest)
         self._on_drop(resident.unit)
-        if not resident.unit.num_dependents:  # else the arbiter takes it when they have gone
+        if not resident.unit.num_dependents:  # else another adapter has pages in common with it
+            self._dropped.discard(resident.digest)
             self._unbind(resident)
             self._arbiter.forget(resident.unit)
-            self._pool.uncache(resident.pages)
+            self._pool.uncache(resident.own)
 
     def _unbind(self, resident: Resident) -> None:
         del self._residents[resident.digest]
+        for digest in resident.page_digests:
+            if self._page_owners.get(digest) is resident:
+                del self._page_owners[digest]
         self._backend.unbind_adapter(resident.handle)
         heapq.heappush(self._free_handles, resident.handle)
         if self._poisons:
-            for page in resident.pages.tolist():
+            for page in resident.own.tolist():
                 self._backend.write_page(page, np.full(self._page_bytes, _POISON, np.uint8))
 
 

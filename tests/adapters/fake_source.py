@@ -60,7 +60,9 @@ def digest_of(seed: int) -> bytes:
 
 
 def page_of(seed: int, index: int, page_bytes: int) -> NDArray[np.uint8]:
-    return np.frombuffer(random.Random(seed * 1009 + index).randbytes(page_bytes), np.uint8)
+    """Every other page is that of a family of adapters."""
+    source = (seed % 3) * 1009 + index + (1 << 40) if index % 2 else seed * 1009 + index
+    return np.frombuffer(random.Random(source).randbytes(page_bytes), np.uint8)
 
 
 def _seed(found: FoundAdapter) -> int:

@@ -233,7 +233,8 @@ class AdapterEpisode:
     def _submit(self) -> None:
         rng = self.rng
         base = rng.choice(self._bases)[: rng.randrange(self.shape.max_context - 20)]
-        prompt = base + [rng.randrange(3, VOCAB_SIZE) for _ in range(rng.randrange(1, 6))]
+        called = self._bases[0][2:4] if rng.random() < 0.3 else []
+        prompt = base + called + [rng.randrange(3, VOCAB_SIZE) for _ in range(rng.randrange(1, 6))]
         max_tokens = rng.randrange(1, min(20, self.shape.max_context - len(prompt)) + 1)
         # A few names are wanted often, others rarely, some not at all.
         weights = [1.0 / (1 + rank) for rank in range(len(self._names))]
@@ -313,6 +314,9 @@ class AdapterEpisode:
         self.engine.run_due()
         self.engine.check()
         self.counts["rounds"] += 1
+        residents = self.engine.parts.residency.residents
+        common = sum(len(resident.pages) - len(resident.own) for resident in residents)
+        self.counts["pages in common, most"] = max(self.counts["pages in common, most"], common)
         self._quiet_rounds += 1
         assert self._quiet_rounds < MAX_QUIET_ROUNDS, f"nothing moves: {self.engine.describe()}"
 
@@ -382,8 +386,11 @@ def simulate(num_rounds: int, seed: int, faults: Faults, rounds_per_episode: int
         except BaseException as error:
             error.add_note(f"episode {number} of seed {seed}: {episode.engine.describe()}")
             raise
-        most = max(counts["adapters in a step, most"], episode.counts.pop("adapters in a step, most"))
+        most = {
+            name: max(counts[name], episode.counts.pop(name))
+            for name in ("adapters in a step, most", "pages in common, most")
+        }
         counts += episode.counts
-        counts["adapters in a step, most"] = most
+        counts |= Counter(most)
         number += 1
     return counts

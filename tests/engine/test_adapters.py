@@ -32,6 +32,24 @@ def test_requests_of_many_adapters_and_the_base_run_in_one_batch() -> None:
     assert stats["adapter_device_bytes"] == (2 + 3 + 4) * PAGE_BYTES
 
 
+def test_adapters_that_are_partly_equal_cost_their_difference() -> None:
+    h = AdaptedHarness(Shape(num_pages=64))
+    h.register("a", 3, 7)
+    h.register("b", 6, 7)  # of the same family: every other page is equal
+    h.register("c", 9, 9)
+    for name, content, num_pages in (("a", (3, 7), 7), ("b", (6, 7), 7 + 4), ("c", (9, 9), 7 + 4 + 6)):
+        _run(h, message := h.add(adapter=name))
+        h.check_adapted(message, content)
+        assert h.engine.adapters.stats()["adapter_device_bytes"] == num_pages * PAGE_BYTES
+    h.inbox.append(UnloadAdapter(request_id="m", name="a"))
+    _run(h, message := h.add(adapter="b"))
+    h.check_adapted(message, (6, 7))
+    for name in ("b", "c"):
+        h.inbox.append(UnloadAdapter(request_id=name, name=name))
+    h.round(3)
+    assert h.engine.adapters.stats()["adapter_device_bytes"] == 0
+
+
 def test_steps_without_adapters_carry_none_though_adapters_are_resident() -> None:
     steps: list[Step] = []
     h = AdaptedHarness(hooks=Hooks(before_run=steps.append))
