@@ -90,16 +90,19 @@ class Adapters:
             case LoadAdapter():
                 registry.load(message.name, Path(message.path), partial(self._loaded, message.request_id))
             case UnloadAdapter():
-                version = registry.find(message.name)
-                if version is None:
-                    error = UnknownAdapter(f"no adapter `{message.name[:200]}` is registered here; {self._known()}")
-                    self._answer(message.request_id, (), error)
-                    return
-                info = self.info(version)
-                registry.unload(message.name)
-                self._answer(message.request_id, (info,), None)
+                self._unload(message)
             case ListAdapters():
                 self._answer(message.request_id, tuple(self.infos()), None)
+
+    def _unload(self, message: UnloadAdapter) -> None:
+        version = self._parts.registry.find(message.name)
+        if version is None:
+            error = UnknownAdapter(f"no adapter `{message.name[:200]}` is registered here; {self._known()}")
+            self._answer(message.request_id, (), error)
+            return
+        info = self.info(version)
+        self._parts.registry.unload(message.name)
+        self._answer(message.request_id, (info,), None)
 
     def take_answers(self) -> list[AdapterAnswer]:
         """Answers since the last call."""
