@@ -16,19 +16,19 @@ more: pages are pinned, the host's entry is held.
 from __future__ import annotations
 
 import heapq
-from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
-from enum import Enum
 from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvarto.adapters.adapter import Adapter
+from kvarto.adapters.common_pages import CommonPages
 from kvarto.adapters.host_tier import HostEntry, HostState, HostTier, load_error
+from kvarto.adapters.load import Load, Stage
 from kvarto.adapters.rate import Rate
 from kvarto.adapters.registry import AdapterVersion, Registry
+from kvarto.adapters.resident import AdapterUnit, PageShare, Resident
 from kvarto.core.bound_adapter import BoundAdapter
 from kvarto.core.clock import Clock
 from kvarto.core.errors import KvartoError, OutOfPages, TransferFailed
@@ -43,84 +43,12 @@ Int32 = NDArray[np.int32]
 Bind = Callable[[Adapter, Int32], BoundAdapter]
 """From an adapter and its pages to what a backend needs."""
 
-MAX_DEPTH = 4
-"""Of adapters that have pages in common with one that has pages in common with one …: each is held with the others."""
 MAX_IDENTIFIED = 8
 """Adapters whose files are opened or hashed at a time: each of these calls has a deadline, which begins with it."""
 _FIRST_GUESS = 4e9
 """Bytes per second from host memory into pages, before they were measured."""
 _POISON = 0xFF
 """NaN in each type that adapters and KV have."""
-
-
-class AdapterUnit(Unit):
-    """The pages that a resident adapter owns, for the arbiter."""
-
-    __slots__ = ("resident",)
-
-    def __init__(self, owner: OwnerId, resident: Resident, reload_cost_s: float) -> None:
-        base = resident.base.unit if resident.base is not None else None
-        super().__init__(owner, tuple(resident.own.tolist()), reload_cost_s, base)
-        self.resident = resident
-
-
-class Resident:
-    """An adapter that steps can name. Only the residency changes it."""
-
-    __slots__ = ("base", "depth", "digest", "handle", "num_users", "own", "page_digests", "pages", "unit")
-
-    def __init__(self, digest: bytes, layout: PageShare, page_digests: tuple[bytes, ...], handle: int) -> None:
-        self.digest = digest
-        self.pages = layout.pages
-        """In the order of its stream."""
-        self.own = layout.own
-        """Those that no other adapter had, at least one."""
-        self.base = layout.base
-        """Whose pages the others are, or its base's: it stays as long as this one."""
-        self.depth: int = 0 if layout.base is None else layout.base.depth + 1
-        self.page_digests = page_digests
-        self.handle = handle
-        self.num_users = 0
-        self.unit: AdapterUnit
-
-
-@dataclass(frozen=True, slots=True)
-class PageShare:
-    """Pages of one adapter: its own, and those that it has in common with an adapter that is resident."""
-
-    pages: Int32
-    own: Int32
-    base: Resident | None
-
-
-class Stage(Enum):
-    """Of a load; see the drawing above."""
-
-    IDENTIFYING = "identifying"
-    READING = "reading"
-    READY = "ready"
-    COPYING = "copying"
-    RESIDENT = "resident"
-    FAILED = "failed"
-
-
-class Load:
-    """One version on its way. Only the residency changes it."""
-
-    __slots__ = ("calls", "entry", "error", "is_rechecked", "num_wanted", "share", "stage", "started_s", "version")
-
-    def __init__(self, version: AdapterVersion, now_s: float) -> None:
-        self.version = version
-        self.stage = Stage.IDENTIFYING
-        self.num_wanted = 0
-        self.entry: HostEntry | None = None
-        self.share: PageShare | None = None
-        """From `take` on: its pages."""
-        self.calls: list[Call] = []
-        self.error: KvartoError | None = None
-        self.is_rechecked = False
-        """It failed, and its files were looked at again since."""
-        self.started_s = now_s
 
 
 class Residency:
@@ -171,8 +99,7 @@ class Residency:
         """The load that brings a content, from its reading on; others of equal content wait for it."""
         self._dropped: set[bytes] = set()
         """Contents of unloaded adapters that are still used, or have pages in common with others."""
-        self._page_owners: dict[bytes, Resident] = {}
-        """By digest of a page: who owns one with these bytes."""
+        self._common = CommonPages()
         self._free_handles: list[int] = []  # a heap: handles stay small
         self._pinned: dict[Call, tuple[int, HostEntry]] = {}
         arbiter.register(owner, self, floor_pages=floor_pages)
@@ -264,7 +191,7 @@ class Residency:
         """Pages for a load that is READY, others evicted for them; then the copies begin. False without pages."""
         assert load.stage is Stage.READY, f"{load.version} takes pages while it is {load.stage.value}"
         assert load.entry is not None
-        base, common = self._most_in_common(load.entry.page_digests)
+        base, common = self._common.best(load.entry.page_digests)
         num_pages = load.version.num_pages - len(common)
         if len(self._residents) + self._num_copying >= MAX_ADAPTERS or num_pages > self._arbiter.num_available(
             self._owner
@@ -282,26 +209,6 @@ class Residency:
             return False
         self._start_copies(load, own, common, base)
         return True
-
-    def _most_in_common(self, digests: tuple[bytes, ...]) -> tuple[Resident | None, dict[int, int]]:
-        """The resident with the most equal pages, its own base's among them; and the equal pages by index.
-
-        At least one page is left out: whatever has no page of its own could not be told from what nobody uses.
-        """
-        votes = Counter(owner for digest in digests if (owner := self._page_owners.get(digest)) is not None)
-        best: Resident | None = None
-        common: dict[int, int] = {}
-        for resident in votes:
-            if resident.depth < MAX_DEPTH:
-                pages = self._pages_by_digest(resident)
-                found = {i: pages[digest] for i, digest in enumerate(digests[:-1]) if digest in pages}
-                if len(found) > len(common):
-                    best, common = resident, found
-        return best, common
-
-    @staticmethod
-    def _pages_by_digest(resident: Resident) -> dict[bytes, int]:
-        return dict(zip(resident.page_digests, resident.pages.tolist(), strict=True))
 
     def evict(self, unit: Unit) -> None:
         """Forget an adapter whose pages the arbiter takes."""
@@ -421,10 +328,7 @@ class Residency:
         cost_s = self.rate.seconds(size_bytes) + self._host.rate.seconds(entry.size_bytes)
         resident.unit = AdapterUnit(self._owner, resident, cost_s)
         self._residents[resident.digest] = resident
-        owned = set(share.own.tolist())
-        for digest, page in zip(entry.page_digests, share.pages.tolist(), strict=True):
-            if page in owned:
-                self._page_owners.setdefault(digest, resident)
+        self._common.add(resident)
         self._pool.cache(share.own.tolist())
         self._pool.free(share.own)
         self._arbiter.use(resident.unit)
@@ -494,9 +398,7 @@ class Residency:
 
     def _unbind(self, resident: Resident) -> None:
         del self._residents[resident.digest]
-        for digest in resident.page_digests:
-            if self._page_owners.get(digest) is resident:
-                del self._page_owners[digest]
+        self._common.remove(resident)
         self._backend.unbind_adapter(resident.handle)
         heapq.heappush(self._free_handles, resident.handle)
         if self._poisons:

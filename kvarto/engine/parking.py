@@ -12,14 +12,15 @@ its turn comes, but it lets go before anybody who runs has to give way.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-import numpy as np
-
+from kvarto.adapters.load import Load, Stage
 from kvarto.adapters.registry import AdapterVersion, Registry
-from kvarto.adapters.residency import Load, Residency, Resident, Stage
+from kvarto.adapters.residency import Residency
+from kvarto.adapters.resident import Resident
 from kvarto.core.errors import AdapterError, AdapterRefused, BadAdapter, EngineError, KvartoError
+from kvarto.engine.invocation import set_start
 from kvarto.engine.request import Choice, Request, Status
 
 if TYPE_CHECKING:
@@ -204,10 +205,6 @@ class Parking:
             assert choice.status is Status.WAITING, f"choice {choice.order} is ready and {choice.status}"
             assert choice.resident is resident, f"choice {choice.order} is ready and holds another adapter"
 
-    def users(self) -> Iterator[Resident]:
-        """The adapter of each choice in the queue that holds one."""
-        return iter(self._ready.values())
-
     def _has_other_files(self, choice: Choice, load: Load) -> bool:
         """A load failed. Where its files have changed since they were opened, a request that has not begun goes on with
         the version that they are now; True while that is so, or is being found out.
@@ -255,7 +252,7 @@ class Parking:
         assert self._residency is not None
         self._residency.hold(resident)
         choice.resident = resident
-        _set_start(choice.request)
+        set_start(choice.request)
 
     def _unpark(self, choice: Choice, load: Load, resident: Resident) -> None:
         assert self._residency is not None
@@ -281,25 +278,3 @@ def _has_changed(request: Request) -> bool:
 
 def _for_client(error: KvartoError) -> KvartoError:
     return AdapterRefused(str(error), param="model") if isinstance(error, AdapterError) else error
-
-
-def _set_start(request: Request) -> None:
-    """Where an adapter that is called by tokens begins: at the last place in the prompt where they stand."""
-    version = request.adapter
-    assert version is not None
-    assert version.found is not None
-    tokens = version.found.adapter.invocation_tokens
-    if tokens:
-        request.adapter_start = last_occurrence(request.prompt, tokens)
-
-
-def last_occurrence(prompt: np.ndarray[tuple[int], np.dtype[np.int32]], tokens: Sequence[int]) -> int | None:
-    """Position of the first token of the last place where `tokens` stand in a row; None where there is none."""
-    num_places = len(prompt) - len(tokens) + 1
-    if num_places <= 0:
-        return None
-    matches = np.ones(num_places, bool)
-    for offset, token in enumerate(tokens):
-        matches &= prompt[offset : offset + num_places] == token
-    places = np.flatnonzero(matches)
-    return int(places[-1]) if len(places) else None

@@ -25,7 +25,7 @@ from kvarto.engine.penalties import SeenTokens, seen_tokens
 
 if TYPE_CHECKING:
     from kvarto.adapters.registry import AdapterVersion
-    from kvarto.adapters.residency import Resident
+    from kvarto.adapters.resident import Resident
     from kvarto.cache.sequence import Sequence
 
 Order = tuple[int, int, int]

@@ -8,8 +8,8 @@ import pytest
 
 from kvarto.core.ids import NO_ADAPTER
 from kvarto.core.step import Step
+from kvarto.engine.invocation import last_occurrence
 from kvarto.engine.messages import AddRequest, Cancel, ListAdapters, LoadAdapter, ResumedChoice, UnloadAdapter
-from kvarto.engine.parking import last_occurrence
 from kvarto.engine.request import Status
 from tests.adapters.fake_source import digest_of
 from tests.engine.adapted_engine import AdaptedHarness, AdapterShape
