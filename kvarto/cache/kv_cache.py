@@ -94,6 +94,11 @@ class KVCache:
         """Pages that `grow` can have: free, or evictable."""
         return self._arbiter.num_available(self._owner)
 
+    @property
+    def num_pages(self) -> int:
+        """Of the whole pool."""
+        return self._pool.num_pages
+
     def max_tokens(self, chunk_tokens: int = 1, num_other_pages: int = 0) -> int:
         """The longest sequence that the whole pool can hold when it is computed `chunk_tokens` at a time, beside
         `num_other_pages` that hold something else.

@@ -49,6 +49,8 @@ class AdapterSettings:
     host_bytes: int = 0
     floor_pages: int = 0
     """That the KV cache cannot take from adapters."""
+    kv_floor_pages: int = 0
+    """That adapters cannot take from the KV cache."""
     poisons: bool = False
     read_deadline_s: float = 60.0
     copy_deadline_s: float = 30.0
@@ -100,7 +102,9 @@ def wire_adapters(
         poisons=settings.poisons,
     )
     gone.append(residency.forget)
-    return AdapterParts(registry, host, residency, reads, copies, Parking(residency, registry))
+    parking = Parking(residency, registry)
+    parking.adapter_floor_pages, parking.kv_floor_pages = settings.floor_pages, settings.kv_floor_pages
+    return AdapterParts(registry, host, residency, reads, copies, parking)
 
 
 def open_adapters(
@@ -122,7 +126,12 @@ def open_adapters(
     page_bytes = layout.kv_format.page_bytes
     base = targets_of(program)
     parts = wire_adapters(
-        AdapterSettings(page_bytes, config.adapter_host_memory, config.adapter_floor_memory // page_bytes),
+        AdapterSettings(
+            page_bytes,
+            host_bytes=config.adapter_host_memory,
+            floor_pages=config.adapter_floor_memory // page_bytes,
+            kv_floor_pages=config.kv_floor_memory // page_bytes,
+        ),
         adapter_files(config, program, page_bytes, backend.read_rows),
         pool=pool,
         arbiter=arbiter,

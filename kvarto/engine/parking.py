@@ -36,6 +36,10 @@ class Parking:
     def __init__(self, residency: Residency | None = None, registry: Registry | None = None) -> None:
         self.refusal: Callable[[Request], KvartoError | None] = lambda request: None
         """Why a request can never run, once the size of its adapter is known."""
+        self.kv_floor_pages = 0
+        """That adapters cannot push KV below."""
+        self.adapter_floor_pages = 0
+        """That KV cannot push adapters below."""
         self._residency = residency
         self._registry = registry
         self._sized: set[Request] = set()

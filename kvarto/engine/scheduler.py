@@ -21,7 +21,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from kvarto.core.buffers import StepLimits
-from kvarto.core.errors import ContextLengthExceeded, KvartoError, Overloaded, RequestError
+from kvarto.core.errors import AdapterRefused, ContextLengthExceeded, KvartoError, Overloaded, RequestError
 from kvarto.engine.admission import AdmissionGate
 from kvarto.engine.admitter import Admitter
 from kvarto.engine.chunk import Chunk
@@ -117,20 +117,28 @@ class Scheduler:
 
     def _refusal(self, request: Request) -> RequestError | None:
         """Why the pool can never hold this request, beside its adapter as far as its size is known."""
-        num_tokens = request.num_prompt_tokens + request.max_tokens
         num_pages = 0 if request.adapter is None else request.adapter.num_pages
-        most = self._cache.max_tokens(self._limits.max_tokens, num_pages)
+        most_pages = self._cache.num_pages - self._parking.kv_floor_pages
+        if request.adapter is not None and num_pages > most_pages:
+            return AdapterRefused(
+                f"`{request.adapter.name}` takes {num_pages} pages, and adapters can have {most_pages} of "
+                f"{self._cache.num_pages}; raise `--device-memory` or lower `--kv-floor-memory`",
+                param="model",
+            )
+        return self._length_refusal(request, max(num_pages, self._parking.adapter_floor_pages))
+
+    def _length_refusal(self, request: Request, num_other_pages: int) -> RequestError | None:
+        num_tokens = request.num_prompt_tokens + request.max_tokens
+        most = self._cache.max_tokens(self._limits.max_tokens, num_other_pages)
         if num_tokens <= most:
             return None
-        beside = ""
-        if request.adapter is not None and num_pages:
-            beside = f" beside the {num_pages} that `{request.adapter.name}` takes"
-        message = (
+        beside = f" beside {num_other_pages} that adapters keep" if num_other_pages else ""
+        return ContextLengthExceeded(
             f"{request.num_prompt_tokens} prompt tokens and `max_tokens` {request.max_tokens} make {num_tokens}; "
             f"all pages together{beside} hold {most} tokens of one sequence; lower `max_tokens`, shorten the prompt or "
-            "raise `--device-memory`"
+            "raise `--device-memory`",
+            param="max_tokens",
         )
-        return ContextLengthExceeded(message, param="max_tokens")
 
     def take_failed(self) -> list[tuple[Request, KvartoError]]:
         """Requests whose adapter cannot be had, and why; for the loop to end."""

@@ -90,6 +90,7 @@ class AdaptedEngine(HashedEngine):
                 page_bytes,
                 host_bytes=adapters.host_pages * page_bytes,
                 floor_pages=adapters.adapter_floor_pages,
+                kv_floor_pages=adapters.kv_floor_pages,
                 poisons=True,
                 read_deadline_s=adapters.deadline_s,
                 copy_deadline_s=adapters.deadline_s,

@@ -119,6 +119,29 @@ def test_an_adapter_that_leaves_no_room_for_its_sequence_is_refused_with_sizes()
     h.check_adapted(small, (1, 19))
 
 
+def test_an_adapter_beyond_what_floors_leave_is_refused_with_both_numbers() -> None:
+    h = AdaptedHarness(Shape(num_pages=20), adapters=AdapterShape(kv_floor_pages=12))
+    h.register("big", 1, 9)
+    h.register("fits", 2, 8)
+    big, fits = h.add(adapter="big"), h.add(adapter="fits")
+    h.run()
+    assert h.refused == {big.request_id: "AdapterRefused"}
+    h.check_adapted(fits, (2, 8))
+
+
+def test_a_floor_keeps_adapters_though_kv_would_take_their_pages() -> None:
+    h = AdaptedHarness(Shape(num_pages=24, max_seqs=2), adapters=AdapterShape(adapter_floor_pages=6))
+    h.register("kept", 1, 6)
+    _run(h, h.add(adapter="kept"))
+    for _ in range(8):
+        _run(h, h.add(num_prompt_tokens=120, max_tokens=40))
+    stats = h.engine.adapters.stats()
+    assert (stats["num_adapter_evictions"], stats["adapter_device_bytes"]) == (0, 6 * PAGE_BYTES)
+    _run(h, message := h.add(adapter="kept"))
+    h.check_adapted(message, (1, 6))
+    assert h.engine.adapters.stats()["num_adapter_loads"] == 1
+
+
 def test_adapters_and_kv_push_each_other_out_of_one_pool() -> None:
     h = AdaptedHarness(Shape(num_pages=24, max_seqs=2))
     for seed in range(6):
