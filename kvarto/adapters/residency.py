@@ -67,11 +67,13 @@ class Residency:
         owner: OwnerId,
         clock: Clock,
         floor_pages: int = 0,
+        max_shared_pages: int = 0,
         on_drop: Callable[[Unit], None] = lambda unit: None,
         poisons: bool = False,
     ) -> None:
-        """`on_drop` forgets all that depends on the unit of an adapter that was unloaded. `poisons`: pages that
-        adapters leave are filled with NaN, for tests.
+        """`max_shared_pages`: an adapter that would hold more, with those that it has pages in common with, gets pages
+        of its own instead; whoever runs alone must have room beside them. `on_drop` forgets all that depends on the
+        unit of an adapter that was unloaded. `poisons`: pages that adapters leave are filled with NaN, for tests.
         """
         self.num_loads = 0
         self.num_hits = 0
@@ -91,6 +93,7 @@ class Residency:
         self._owner = owner
         self._page_bytes = host.page_bytes
         self._clock = clock
+        self._max_shared_pages = max_shared_pages
         self._on_drop = on_drop
         self._poisons = poisons
         self._residents: dict[bytes, Resident] = {}
@@ -193,6 +196,8 @@ class Residency:
         assert load.entry is not None
         base, common = self._common.best(load.entry.page_digests)
         num_pages = load.version.num_pages - len(common)
+        if base is not None and num_pages + base.num_held_pages > self._max_shared_pages:
+            base, common, num_pages = None, {}, load.version.num_pages
         if len(self._residents) + self._num_copying >= MAX_ADAPTERS or num_pages > self._arbiter.num_available(
             self._owner
         ):

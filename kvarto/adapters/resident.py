@@ -48,6 +48,11 @@ class Resident:
         self.num_users = 0
         self.unit: AdapterUnit
 
+    @property
+    def num_held_pages(self) -> int:
+        """Pages that are held with it: its own, and all of its base."""
+        return len(self.own) + (0 if self.base is None else self.base.num_held_pages)
+
 
 @dataclass(frozen=True, slots=True)
 class PageShare:

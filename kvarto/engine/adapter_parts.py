@@ -36,6 +36,7 @@ from kvarto.memory.ledger import Ledger, OwnerKind
 from kvarto.memory.page_pool import PagePool
 from kvarto.models.files import open_weights
 from kvarto.ops.base import Backend
+from kvarto.planning.page_count import pages_for_sequence
 
 NUM_READERS = 2
 """Threads that read and pack: one waits for the disk while another packs."""
@@ -51,6 +52,8 @@ class AdapterSettings:
     """That the KV cache cannot take from adapters."""
     kv_floor_pages: int = 0
     """That adapters cannot take from the KV cache."""
+    max_shared_pages: int = 0
+    """See `Residency`: what the longest sequence leaves."""
     poisons: bool = False
     read_deadline_s: float = 60.0
     copy_deadline_s: float = 30.0
@@ -98,6 +101,7 @@ def wire_adapters(
         owner=owner,
         clock=clock,
         floor_pages=settings.floor_pages,
+        max_shared_pages=settings.max_shared_pages,
         on_drop=cache.forget_adapter,
         poisons=settings.poisons,
     )
@@ -131,6 +135,7 @@ def open_adapters(
             host_bytes=config.adapter_host_memory,
             floor_pages=config.adapter_floor_memory // page_bytes,
             kv_floor_pages=config.kv_floor_memory // page_bytes,
+            max_shared_pages=layout.num_pages - _longest_sequence(program, layout),
         ),
         adapter_files(config, program, page_bytes, backend.read_rows),
         pool=pool,
@@ -165,6 +170,12 @@ def adapter_files(
         is_copy=_is_copy(Path(config.model), base),
         scale_of=None if read_rows is None else partial(scale_of, read_rows=read_rows),
     )
+
+
+def _longest_sequence(program: Program, layout: Layout) -> int:
+    """Pages."""
+    limits, page_size = layout.limits, layout.kv_format.page_size
+    return pages_for_sequence(program.layer_groups, page_size, limits.max_context, limits.max_tokens)
 
 
 def _is_copy(model: Path, base: BaseTargets) -> IsCopy:

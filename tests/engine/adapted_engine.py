@@ -22,6 +22,7 @@ from kvarto.memory.arbiter import Arbiter
 from kvarto.memory.calls import Call
 from kvarto.memory.executors import VirtualExecutor
 from kvarto.memory.transfers import Transfers
+from kvarto.planning.page_count import pages_for_sequence
 from tests.adapters.fake_source import FakeFiles
 from tests.engine.adapted_model import NUMBER_BYTES, AdaptedBackend, AdaptedOracle, Content, bind
 from tests.engine.fake_model import VOCAB_SIZE
@@ -91,6 +92,8 @@ class AdaptedEngine(HashedEngine):
                 host_bytes=adapters.host_pages * page_bytes,
                 floor_pages=adapters.adapter_floor_pages,
                 kv_floor_pages=adapters.kv_floor_pages,
+                max_shared_pages=shape.num_pages
+                - pages_for_sequence(shape.groups, shape.page_size, shape.max_context, shape.max_tokens),
                 poisons=True,
                 read_deadline_s=adapters.deadline_s,
                 copy_deadline_s=adapters.deadline_s,

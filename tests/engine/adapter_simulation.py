@@ -29,7 +29,7 @@ from kvarto.engine.messages import (
     TokensOut,
     UnloadAdapter,
 )
-from kvarto.engine.request import Request
+from kvarto.engine.request import Choice, Request
 from kvarto.memory.calls import Call
 from kvarto.memory.transfers import Transfer
 from kvarto.planning.page_count import pages_for_sequence
@@ -214,6 +214,14 @@ class AdapterEpisode:
             self.records[request.request_id].request = request
 
         scheduler.add = spy  # type: ignore[method-assign]
+        take_starved = scheduler.take_starved
+
+        def none_starves() -> list[Choice]:
+            starved = take_starved()
+            assert not starved, f"a choice had the pool to itself and found no page: {self.engine.describe()}"
+            return starved
+
+        scheduler.take_starved = none_starves  # type: ignore[method-assign]
 
     # ---- what clients and operators do -------------------------------------------------------------------------
 
