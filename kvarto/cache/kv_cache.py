@@ -26,10 +26,10 @@ from kvarto.cache.sequence import Sequence
 from kvarto.core.errors import OutOfPages
 from kvarto.core.ids import NO_PAGE, OwnerId
 from kvarto.core.kv_format import KVFormat, LayerGroup
-from kvarto.memory.arbiter import Arbiter
+from kvarto.memory.arbiter import Arbiter, Unit
 from kvarto.memory.page_pool import PagePool
 from kvarto.memory.transfers import Transfers
-from kvarto.planning.page_count import pages_for_group
+from kvarto.planning.page_count import pages_for_group, pages_for_sequence
 
 KV_OWNER = OwnerId(0)
 """Where nobody else owns pages."""
@@ -94,22 +94,36 @@ class KVCache:
         """Pages that `grow` can have: free, or evictable."""
         return self._arbiter.num_available(self._owner)
 
-    def max_tokens(self, chunk_tokens: int = 1) -> int:
-        """The longest sequence that the whole pool can hold when it is computed `chunk_tokens` at a time."""
-        return self._geometry.max_tokens(self._pool.num_pages, chunk_tokens)
+    @property
+    def num_pages(self) -> int:
+        """Of the whole pool."""
+        return self._pool.num_pages
+
+    def max_tokens(self, chunk_tokens: int = 1, num_other_pages: int = 0) -> int:
+        """The longest sequence that the whole pool can hold when it is computed `chunk_tokens` at a time, beside
+        `num_other_pages` that hold something else.
+        """
+        return self._geometry.max_tokens(max(0, self._pool.num_pages - num_other_pages), chunk_tokens)
 
     def open(
-        self, token_ids: TokenIds[int], *, salt: str | None, adapter_digest: bytes = b"", use_prefix: bool = True
+        self,
+        token_ids: TokenIds[int],
+        *,
+        salt: str | None,
+        adapter_digest: bytes = b"",
+        adapter: Unit | None = None,
+        use_prefix: bool = True,
     ) -> Sequence:
         """Begin a sequence with the longest cached prefix of `token_ids`, locked; at most all tokens but one.
 
         Without `use_prefix` nothing is reused, but what is computed still becomes cached. Takes no page but for the
-        copy of a partial match, which is skipped when pages are short.
+        copy of a partial match, which is skipped when pages are short. `adapter` is the unit of the adapter that
+        computes it, on the device for as long as the sequence is open; its KV goes before it.
         """
         table = np.full((self._geometry.num_groups, self._geometry.num_pages(len(token_ids))), NO_PAGE, np.int32)
         sequence = Sequence(table, num_behind=[0] * len(self._geometry.parts))
         if self._is_caching:
-            sequence.root = self._index.root(root_fields(self._identity, adapter_digest, salt))
+            sequence.root = self._index.root(root_fields(self._identity, adapter_digest, salt), adapter)
         if sequence.root is not None:
             self._index.enter(sequence.root)
             sequence.is_attached = True
@@ -165,6 +179,10 @@ class KVCache:
             missing += max(0, most - self._num_held(sequence, layers.window))
         return missing
 
+    def pages_for(self, num_tokens: int, chunk_tokens: int) -> int:
+        """Pages that a new sequence takes at most until `num_tokens` are computed, `chunk_tokens` at a time."""
+        return pages_for_sequence(self._geometry.groups, self._geometry.page_size, num_tokens, chunk_tokens)
+
     def grow(self, sequence: Sequence, num_tokens: int) -> None:
         """Make room for `num_tokens` tokens in all, the next one writable. Raises OutOfPages with nothing changed."""
         if num_tokens <= sequence.num_writable_tokens:
@@ -216,6 +234,10 @@ class KVCache:
             self._let_go(sequence)
         del self._sequences[sequence]
         self._copies.poll()
+
+    def forget_adapter(self, adapter: Unit) -> None:
+        """The adapter is about to go, and no sequence uses it: its KV goes before it."""
+        self._index.drop(adapter)
 
     def sweep(self) -> None:
         """Fail copies that are overdue, and take back the pages of those that ended. For every step."""

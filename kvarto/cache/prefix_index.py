@@ -8,7 +8,7 @@ Entries form a tree below one root for each (identity, adapter, salt). An entry 
 
 The pages of an entry are cached as *units*, one for each part of the geometry, and the arbiter may take them:
 - the unit of the full-attention groups depends on the one of its parent entry, so chains go from their ends, where
-  nothing behind a hole could match;
+  nothing behind a hole could match; that of a first entry depends on the unit of the chain's adapter, if it has one;
 - the unit of a window depends on the full-attention one of its own entry, which is worth more. Without it fewer lengths
   match. Where all layers have windows, an entry stays without pages while it has children, because the tokens of its
   place must still be compared.
@@ -103,12 +103,31 @@ class Entry:
             self.next_sibling.previous_sibling = self.previous_sibling
 
 
+class Root(Entry):
+    """Where the chains of one identity, adapter and salt begin."""
+
+    __slots__ = ("adapter",)
+
+    def __init__(self, fields: bytes, digest: bytes, num_parts: int) -> None:
+        super().__init__(None, fields, [digest], num_parts)
+        self.adapter: Unit | None = None
+        """Of the adapter that is on the device now, without which nobody can use the KV below; None for the base."""
+
+
 def _base(entry: Entry, part: Part) -> Unit | None:
     """The unit without which that of `part` is worth nothing: index 0 is the full-attention part, if there is one."""
     if part.window is not None:
         full = entry.units[0]
-        return full if full is not None and full.part.window is None else None
-    return entry.parent.units[0] if entry.parent is not None else None
+        return full if full is not None and full.part.window is None else _root_of(entry).adapter
+    parent = entry.parent
+    return parent.adapter if isinstance(parent, Root) else parent.units[0] if parent is not None else None
+
+
+def _root_of(entry: Entry) -> Root:
+    while entry.parent is not None:
+        entry = entry.parent
+    assert isinstance(entry, Root)
+    return entry
 
 
 @dataclass(slots=True)
@@ -141,16 +160,22 @@ class PrefixIndex:
         self._key = key
         self._recompute_cost_s = recompute_cost_s
         self._costs: dict[tuple[int, int], float] = {}
-        self._roots: dict[bytes, Entry] = {}
+        self._roots: dict[bytes, Root] = {}
         self._by_digest: dict[bytes, Entry] = {}
 
-    def root(self, fields: bytes) -> Entry | None:
-        """The root for these fields, made when new. None if its digest is another's: then nothing can be cached."""
+    def root(self, fields: bytes, adapter: Unit | None = None) -> Entry | None:
+        """The root for these fields, made when new. None if its digest is another's: then nothing can be cached.
+
+        `adapter`: the unit that all below depends on. It changes only when nothing is below.
+        """
         digest = root_digest(self._key, fields)
         root = self._roots.get(digest)
         if root is None:
-            root = self._roots[digest] = Entry(None, fields, [digest], len(self._geometry.parts))
-        return root if root.tokens == fields else None
+            root = self._roots[digest] = Root(fields, digest, len(self._geometry.parts))
+        if root.tokens != fields:
+            return None
+        root.adapter = adapter
+        return root
 
     def enter(self, entry: Entry) -> None:
         """A sequence stands on this entry, which stays even without pages until `leave`."""
@@ -212,6 +237,13 @@ class PrefixIndex:
                 self._arbiter.forget(unit)
         self._unlink(entry)
 
+    def drop(self, adapter: Unit) -> None:
+        """Forget all that depends on the unit of an adapter, which no sequence uses."""
+        for root in [root for root in self._roots.values() if root.adapter is adapter]:
+            for entry in reversed(list(self._below(root))):
+                self.remove(entry)
+            self._prune(root)
+
     def evict(self, unit: Unit) -> None:
         """Forget a unit that the arbiter takes."""
         assert isinstance(unit, EntryUnit), "the arbiter took another owner's unit"
@@ -220,7 +252,11 @@ class PrefixIndex:
 
     def entries(self) -> Iterator[Entry]:
         """All entries but the roots, parents first."""
-        stack = list(self._roots.values())
+        return self._below(*self._roots.values())
+
+    @staticmethod
+    def _below(*roots: Entry) -> Iterator[Entry]:
+        stack = list(roots)
         while stack:
             entry = stack.pop()
             stack.extend(entry.children)
@@ -254,6 +290,9 @@ class PrefixIndex:
                 self._check_unit(unit)
 
     def _check_unit(self, unit: EntryUnit) -> None:
+        base = _base(unit.entry, unit.part)
+        assert unit.depends_on is base, f"unit {unit.pages} depends on another than it should"
+        assert base is None or not base.is_gone, f"unit {unit.pages} outlives what it depends on"
         held = {self._pool.is_held(page) for page in unit.pages}
         assert len(held) == 1, f"unit {unit.pages} is held in part"
         assert not unit.is_gone, f"unit {unit.pages} is gone and still in its entry"

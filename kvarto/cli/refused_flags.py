@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from kvarto.core.errors import UsageError
 
-_NO_ADAPTERS = "LoRA adapters are not served yet"
+_NO_SLOTS = "adapters have no slots; they share the pages of the KV cache, and leave when those are needed"
 _NO_TIERS = "there is no host tier yet, and a preempted request is computed again"
 _NO_STREAMING = "weights stay resident; choose a smaller weight format or raise `--device-memory`"
 _ONE_DEVICE = "one process serves on one device"
@@ -28,12 +28,10 @@ REFUSED: dict[str, str] = {
     "offload-prefetch-step": _NO_STREAMING,
     "swap-space": _NO_TIERS,
     # vLLM: LoRA
-    "enable-lora": _NO_ADAPTERS,
-    "lora-modules": _NO_ADAPTERS,
-    "max-loras": _NO_ADAPTERS,
-    "max-lora-rank": _NO_ADAPTERS,
-    "max-cpu-loras": _NO_ADAPTERS,
-    "lora-dtype": _NO_ADAPTERS,
+    "enable-lora": "naming adapters is enough: `--adapter-dir`, `--lora-modules` or `--max-lora-rank`",
+    "max-loras": f"{_NO_SLOTS}; `--max-adapters-per-step` bounds what one step reads",
+    "max-cpu-loras": "host memory is bounded by bytes: `--adapter-host-memory`",
+    "lora-dtype": "adapters keep the types of their files",
     # vLLM: scheduler and model
     "enable-chunked-prefill": "long prompts always go in chunks of `--max-num-batched-tokens`",
     "no-enable-chunked-prefill": "long prompts always go in chunks; `--max-num-batched-tokens` says how large",
@@ -67,11 +65,11 @@ REFUSED: dict[str, str] = {
     "max-total-tokens": "use `--kv-cache-memory-bytes`; the plan prints how many tokens that holds",
     "schedule-policy": "use `--scheduling-policy fcfs` or `priority`",
     "radix-eviction-policy": "what is evicted follows from what it costs to compute again",
-    "lora-paths": _NO_ADAPTERS,
-    "max-loras-per-batch": _NO_ADAPTERS,
-    "max-loaded-loras": _NO_ADAPTERS,
-    "lora-eviction-policy": _NO_ADAPTERS,
-    "enable-lora-overlap-loading": _NO_ADAPTERS,
+    "lora-paths": "use `--lora-modules name=path`, or `--adapter-dir`",
+    "max-loras-per-batch": f"{_NO_SLOTS}; `--max-adapters-per-step` bounds what one step reads",
+    "max-loaded-loras": _NO_SLOTS,
+    "lora-eviction-policy": "what is evicted follows from what it costs to load again",
+    "enable-lora-overlap-loading": "adapters always load in the background",
     "enable-metrics": "`/metrics` is always there",
 }
 

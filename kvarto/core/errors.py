@@ -15,6 +15,8 @@ KvartoError
 │   ├── InvalidRequest      400
 │   ├── ContextLengthExceeded   400, `context_length_exceeded`
 │   ├── NotFound            404
+│   │   └── UnknownAdapter  no adapter of that name
+│   ├── AdapterRefused      400, an adapter cannot be loaded, or never beside this request
 │   ├── Overloaded          429, with `retry_after_s`
 │   └── Unavailable         503
 └── EngineError
@@ -98,6 +100,16 @@ class NotFound(RequestError):
 
     status = 404
     code = "model_not_found"
+
+
+class UnknownAdapter(NotFound):
+    """No adapter of that name is registered."""
+
+
+class AdapterRefused(RequestError):
+    """The adapter's files are refused, or it can never be on the device beside this request."""
+
+    code = "adapter_refused"
 
 
 class Overloaded(RequestError):

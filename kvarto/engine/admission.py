@@ -45,6 +45,26 @@ class AdmissionGate:
             self.refuse(choice, missing=missing)
         return missing <= 0
 
+    @property
+    def refused(self) -> Choice | None:
+        """Who did not fit, as long as nothing has changed since."""
+        return self._refused
+
+    def admits_adapter(self, choice: Choice, num_pages: int, running: Items[Choice], before: Items[Choice]) -> bool:
+        """Whether an adapter's pages fit beside the claims of those that run, of those `before`, whose adapters are
+        there and whose turn comes first, and of `choice` itself. With nobody else, the pool decides.
+        """
+        if not running and not before:
+            return True
+        available = self._cache.num_available_pages - num_pages - self._wanted_new(choice)
+        for other in running:
+            available -= self._wanted(other, other.sequence) if other.sequence else 0
+        for other in before:
+            if available < 0:
+                break
+            available -= self._wanted_new(other)
+        return available >= 0
+
     def refuse(self, choice: Choice, *, missing: int) -> None:
         """Do not try `choice` again before `missing` more pages are available, or someone gave back room."""
         self._refused = choice
@@ -55,3 +75,9 @@ class AdmissionGate:
         last = choice.request.num_prompt_tokens + choice.request.max_tokens
         chunk = min(self._chunk_tokens, choice.num_tokens - sequence.num_computed_tokens)
         return self._cache.pages_to_reach(sequence, min(choice.num_tokens + HORIZON_TOKENS, last), chunk)
+
+    def _wanted_new(self, choice: Choice) -> int:
+        """The same for one that has no sequence, as if nothing of it were cached."""
+        last = choice.request.num_prompt_tokens + choice.request.max_tokens
+        num_tokens = min(choice.num_tokens + HORIZON_TOKENS, last)
+        return self._cache.pages_for(num_tokens, min(self._chunk_tokens, choice.num_tokens))

@@ -12,10 +12,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 from kvarto.cache.kv_cache import KVCache
 from kvarto.core.clock import Clock, MonotonicClock
 from kvarto.core.layout import Layout
 from kvarto.core.program import Program
+from kvarto.engine.adapter_parts import open_adapters
+from kvarto.engine.adapters import Adapters
 from kvarto.engine.batch import BatchBuilder
 from kvarto.engine.calibration import measure_flops_per_s
 from kvarto.engine.channel import Channel
@@ -62,6 +66,7 @@ class Engine:
     pool: PagePool
     ledger: Ledger
     transfers: Transfers
+    adapters: Adapters | None
     model_name: str
     fingerprint: str
     """Two engines with equal ones give equal bits."""
@@ -92,8 +97,9 @@ class Engine:
 
     def close(self) -> None:
         """Give all memory back. Requests that still run are forgotten."""
-        for sequence in list(self.cache.sequences):
-            self.cache.close(sequence)
+        self.loop.forget_all()
+        if self.adapters is not None:
+            self.adapters.close()
         self.transfers.close()
         self.backend.close()
 
@@ -201,11 +207,13 @@ def _wire(
     pool = PagePool(layout.num_pages)
     ledger = Ledger(layout, pool)
     transfers = Transfers(backend.copy_page, clock)
+    arbiter = Arbiter(pool)
+    page_bytes = layout.kv_format.page_bytes
     name = model_name(model.files.path)
     fingerprint = f"{backend.fingerprint}/weights-{format_names(program)}/kv-{layout.kv_format.dtype}"
     cache = KVCache(
         pool=pool,
-        arbiter=Arbiter(pool),
+        arbiter=arbiter,
         transfers=transfers,
         groups=program.layer_groups,
         kv_format=layout.kv_format,
@@ -214,22 +222,29 @@ def _wire(
         enable_prefix_caching=config.enable_prefix_caching,
         recompute_cost_s=RecomputeCost.of(program, flops_per_s),
         owner=ledger.register("kv cache", OwnerKind.KV),
+        floor_pages=config.kv_floor_memory // page_bytes,
     )
+    adapters = open_adapters(
+        config, model.program, layout, name, pool=pool, arbiter=arbiter, cache=cache, ledger=ledger, backend=backend,
+        clock=clock,
+    )  # fmt: skip
     scheduler = Scheduler(
         cache,
         layout.limits,
         max_num_queued=config.max_num_queued,
-        has_copies=lambda: transfers.num_unreported > 0,
+        has_copies=lambda: transfers.num_unreported > 0 or (adapters is not None and adapters.has_copies),
         num_lookup_tokens=config.prompt_lookup_num_tokens,
+        parking=None if adapters is None else adapters.parking,
+        max_adapters=config.max_adapters_per_step,
     )
     batch = BatchBuilder(layout.limits, groups=program.layer_groups, page_size=layout.kv_format.page_size)
     limits = ModelLimits(program.vocab_size, layout.limits.max_context)
     loop = EngineLoop(
-        EngineParts(backend, cache, transfers, scheduler, batch),
+        EngineParts(backend, cache, transfers, scheduler, batch, adapters),
         channel,
         clock,
         limits,
-        read_stats=lambda: _stats(pool, ledger, cache),
+        read_stats=lambda: _stats(pool, ledger, cache, adapters),
         uses_priority=config.scheduling_policy == "priority",
         abort_if=abort_on(config.faults),
         seed=config.seed,
@@ -244,6 +259,7 @@ def _wire(
         pool=pool,
         ledger=ledger,
         transfers=transfers,
+        adapters=adapters,
         model_name=name,
         fingerprint=fingerprint,
         process_bytes=model.process_bytes,
@@ -251,8 +267,8 @@ def _wire(
     )
 
 
-def _stats(pool: PagePool, ledger: Ledger, cache: KVCache) -> Stats:
-    return Stats(
+def _stats(pool: PagePool, ledger: Ledger, cache: KVCache, adapters: Adapters | None) -> Stats:
+    stats = Stats(
         num_pages=pool.num_pages,
         num_free_pages=pool.num_free,
         num_held_pages=pool.num_held,
@@ -262,3 +278,4 @@ def _stats(pool: PagePool, ledger: Ledger, cache: KVCache) -> Stats:
         prefix_hits_tokens=cache.stats.hit_tokens,
         region_bytes=ledger.region_bytes(),
     )
+    return stats if adapters is None else msgspec.structs.replace(stats, **adapters.stats())

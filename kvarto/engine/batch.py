@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvarto.core.buffers import StepLimits
-from kvarto.core.ids import NO_PAGE
+from kvarto.core.ids import NO_ADAPTER, NO_PAGE
 from kvarto.core.kv_format import LayerGroup
 from kvarto.core.step import Int32, Int64, SamplingRows, Step
 from kvarto.core.units import ceil_div
 from kvarto.engine.chunk import Chunk
+from kvarto.engine.request import Choice, is_adapted
 from kvarto.engine.sampling_table import SamplingTable
 
 _TABLE_ROUND = 8
@@ -64,6 +65,7 @@ class BatchBuilder:
             sample_rows=sample_rows,
             sampling=sampling,
         )
+        step.adapters, step.adapter_starts = _adapters(chunks)
         self._last = (chunks, step, slots) if all(chunk.is_decode for chunk in chunks) else None
         return step
 
@@ -89,6 +91,8 @@ class BatchBuilder:
             slot_mapping=self._slot_mapping(slots, positions),
             sample_rows=last.sample_rows,
             sampling=sampling,
+            adapters=last.adapters,
+            adapter_starts=last.adapter_starts,
         )
         self._last = (chunks, step, slots)
         return step
@@ -151,6 +155,19 @@ def _token_ids(chunks: list[Chunk], cu_seqlens: Int32) -> Int32:
         else:
             token_ids[row : row + chunk.length] = chunk.choice.tokens(chunk.start, chunk.stop)
     return token_ids
+
+
+def _adapters(chunks: list[Chunk]) -> tuple[Int32 | None, Int32 | None]:
+    """Handles and starts per sequence; None, None where no sequence has an adapter that is active."""
+    handles = [_handle(chunk.choice) for chunk in chunks]
+    if max(handles) == NO_ADAPTER:
+        return None, None
+    starts = [chunk.choice.request.adapter_start or 0 for chunk in chunks]
+    return np.array(handles, dtype=np.int32), np.array(starts, dtype=np.int32)
+
+
+def _handle(choice: Choice) -> int:
+    return choice.resident.handle if choice.resident is not None and is_adapted(choice) else NO_ADAPTER
 
 
 def _ask_prompt_rows(sampling: SamplingRows, first: int, chunk: Chunk) -> None:

@@ -22,17 +22,28 @@ import msgspec
 
 from kvarto.core.errors import EngineDied, EngineError, InvalidRequest, KvartoError, Overloaded, Unavailable
 from kvarto.core.sampling import SamplingParams
+from kvarto.engine.adapter_feed import AdapterFeed
 from kvarto.engine.carried_errors import error_from
 from kvarto.engine.child import ENGINE_COMMAND, EngineKilled
 from kvarto.engine.config import EngineConfig
 from kvarto.engine.detokenizer import TokenBytes
 from kvarto.engine.gate import Gate
 from kvarto.engine.generation import Generation
-from kvarto.engine.messages import AddRequest, Cancel, Ready, Stats, StatsRequest, StepOut, TokensOut
+from kvarto.engine.messages import (
+    AdapterAnswer,
+    AdapterNames,
+    AddRequest,
+    Cancel,
+    Ready,
+    Stats,
+    StatsRequest,
+    StepOut,
+    TokensOut,
+)
 from kvarto.engine.open_request import Observer, OpenRequest, RequestTimes
 from kvarto.engine.outputs import RequestOutputs
 from kvarto.engine.stats_feed import StatsFeed
-from kvarto.engine.supervisor import Loading, State, Supervisor
+from kvarto.engine.supervisor import Loading, Said, State, Supervisor
 from kvarto.engine.suspects import Suspects
 from kvarto.engine.validate import ModelLimits, resolve_max_tokens, validate_request
 
@@ -76,6 +87,7 @@ class EngineClient:
         self._open: dict[str, OpenRequest] = {}
         self._by_engine_id: dict[str, OpenRequest] = {}
         self._in_step: tuple[str, ...] = ()
+        self.adapters = AdapterFeed(self._engine.send)
         self._gate = Gate(config.max_num_queued)
         self._suspects = Suspects()
         self._stats = StatsFeed()
@@ -147,12 +159,26 @@ class EngineClient:
         cache_salt: str | None = None,
         priority: int = 0,
         deadline_s: float | None = None,
+        adapter: str | None = None,
     ) -> Generation:
-        """Queue prompts, all or none, each with `sampling.n` choices. Raises RequestError before anything is queued."""
+        """Queue prompts, all or none, each with `sampling.n` choices. Raises RequestError before anything is queued.
+
+        A name that no adapter has is refused by the engine, as are adapters that cannot be loaded.
+        """
         self._check_admission(len(prompts), priority)
         if sampling.seed is None:
             sampling = msgspec.structs.replace(sampling, seed=self._seeds.getrandbits(63))
-        messages = [self._checked(tuple(prompt), sampling, cache_salt, priority, deadline_s) for prompt in prompts]
+        common = AddRequest(
+            request_id="",
+            prompt_token_ids=(),
+            sampling=sampling,
+            eos_token_ids=self._eos_token_ids,
+            cache_salt=cache_salt,
+            priority=priority,
+            deadline_s=deadline_s,
+            adapter=adapter,
+        )
+        messages = [self._checked(common, tuple(prompt)) for prompt in prompts]
         if len(messages) * sampling.n > MAX_OUTPUTS:
             raise InvalidRequest(
                 f"{len(messages)} prompts with `n` {sampling.n} make {len(messages) * sampling.n} outputs; at most "
@@ -174,24 +200,14 @@ class EngineClient:
         self._hand_over()
         return generation
 
-    def _checked(
-        self,
-        prompt: tuple[int, ...],
-        sampling: SamplingParams,
-        cache_salt: str | None,
-        priority: int,
-        deadline_s: float | None,
-    ) -> AddRequest:
+    def _checked(self, common: AddRequest, prompt: tuple[int, ...]) -> AddRequest:
         """The message for one prompt, valid. Nothing is made of a request's numbers before they are checked."""
-        max_tokens = resolve_max_tokens(sampling, len(prompt), self.limits)
-        message = AddRequest(
+        max_tokens = resolve_max_tokens(common.sampling, len(prompt), self.limits)
+        message = msgspec.structs.replace(
+            common,
             request_id=secrets.token_hex(8),
             prompt_token_ids=prompt,
-            sampling=msgspec.structs.replace(sampling, max_tokens=max_tokens),
-            eos_token_ids=self._eos_token_ids,
-            cache_salt=cache_salt,
-            priority=priority,
-            deadline_s=deadline_s,
+            sampling=msgspec.structs.replace(common.sampling, max_tokens=max_tokens),
         )
         validate_request(message, self.limits)
         return message
@@ -298,10 +314,12 @@ class EngineClient:
 
     # --- told by the supervisor ---------------------------------------------------------------------------------------
 
-    def take(self, message: StepOut | Stats) -> None:
+    def take(self, message: Said) -> None:
         """The engine said something."""
         if isinstance(message, Stats):
             self._stats.take(message)
+        elif isinstance(message, AdapterAnswer | AdapterNames):
+            self.adapters.take(message)
         else:
             self._take_step(message)
 
@@ -327,6 +345,7 @@ class EngineClient:
             self._observer.engine_restarted()
         if before.fingerprint != now.fingerprint:
             self._fail_begun(f"the engine changed from `{before.fingerprint}` to `{now.fingerprint}`")
+        self.adapters.engine_took_over()
         logger.warning("a fresh engine took over %d requests", self.num_open)
         for request in self._open.values():
             request.attempt += 1
@@ -364,6 +383,8 @@ class EngineClient:
     def _take_tokens(self, request: OpenRequest, tokens: TokensOut) -> None:
         if not 0 <= tokens.choice < len(request.outputs.choices):
             raise EngineDied(f"the engine sent tokens of choice {tokens.choice} of {request.sampling.n}")
+        if tokens.adapter_digest is not None:
+            request.adapter_digest = tokens.adapter_digest
         output = request.outputs.feed(tokens)
         if output is None:
             return

@@ -54,6 +54,20 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens to guess per step from what followed the same words before; verified, so the output stays the same."""
     scheduling_policy: str = "fcfs"
     """`fcfs`, or `priority` (a request's `priority`: lower is earlier)."""
+    adapter_dir: tuple[str, ...] = ()
+    """Folders whose sub-folders and GGUF files are LoRA adapters, served by name as a `model`. Watched for changes."""
+    lora_modules: tuple[str, ...] = ()
+    """Single LoRA adapters, each as `name=path`."""
+    max_lora_rank: int = 0
+    """Largest rank of an adapter. 0: 64 where adapters are named, else none can be loaded."""
+    adapter_host_memory: int = 0
+    """Bytes of host memory that keep adapters which left the device; 0 reads them again from disk."""
+    adapter_floor_memory: int = 0
+    """Bytes of pages with adapters that KV does not push out; whole adapters only."""
+    kv_floor_memory: int = 0
+    """Bytes of pages with KV that adapters do not push out."""
+    max_adapters_per_step: int = 0
+    """Distinct adapters that run at once, each of which is read in every step; 0: as many as there are sequences."""
     prefault: bool = False
     """Touch every page before serving instead of in the background."""
     seed: int | None = None

@@ -92,28 +92,36 @@ class LLM:
         self,
         prompts: str | Sequence[str] | Sequence[Sequence[int]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        adapter: str | Sequence[str | None] | None = None,
     ) -> list[RequestOutput]:
         """Continue prompts, given as text or token ids; one answer per prompt, in order.
 
-        `sampling_params` are for all prompts, or one for each; None takes the model's own defaults. All are checked
-        before anything runs. Raises RequestError.
+        `sampling_params` are for all prompts, or one for each; None takes the model's own defaults. So is `adapter`,
+        a name from `adapter_dir` or `lora_modules`; None is the bare base. All are checked before anything runs.
+        Raises RequestError.
         """
         listed: list[Prompt] = [prompts] if isinstance(prompts, str) else list(prompts)
-        return self._run(listed, self._sampling_for(listed, sampling_params))
+        return self._run(listed, self._sampling_for(listed, sampling_params), _for_each(adapter, len(listed)))
 
     def chat(
         self,
         messages: Sequence[Mapping[str, Any]] | Sequence[Sequence[Mapping[str, Any]]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        adapter: str | Sequence[str | None] | None = None,
         **template_variables: Any,
     ) -> list[RequestOutput]:
-        """Answer one conversation, or each of several, in the model's chat template. Raises RequestError."""
+        """Answer one conversation, or each of several, in the model's chat template; see `generate` for `adapter`.
+
+        Raises RequestError.
+        """
         if self._model.chat_template is None:
             raise InvalidRequest(f"the model `{self._model.name}` has no chat template; use `generate`")
         conversations: list[Any] = [messages] if messages and isinstance(messages[0], Mapping) else list(messages)
         texts = [self._model.chat_template.render(each, **template_variables) for each in conversations]
         prompts = [self._model.tokenizer.encode(text, add_special_tokens=False) for text in texts]
-        outputs = self._run(prompts, self._sampling_for(prompts, sampling_params))
+        names = _for_each(adapter, len(prompts))
+        outputs = self._run(prompts, self._sampling_for(prompts, sampling_params), names)
         for output, text in zip(outputs, texts, strict=True):
             output.prompt = text
         return outputs
@@ -146,8 +154,10 @@ class LLM:
             )
         return list(given)
 
-    def _run(self, prompts: Sequence[Prompt], sampling: Sequence[SamplingParams]) -> list[RequestOutput]:
-        messages = [self._message(prompt, each) for prompt, each in zip(prompts, sampling, strict=True)]
+    def _run(
+        self, prompts: Sequence[Prompt], sampling: Sequence[SamplingParams], adapters: Sequence[str | None]
+    ) -> list[RequestOutput]:
+        messages = [self._message(*each) for each in zip(prompts, sampling, adapters, strict=True)]
         results = [
             RequestOutput(
                 prompt=prompt if isinstance(prompt, str) else None,
@@ -168,7 +178,7 @@ class LLM:
             self._channel.outbox.clear()
         return results
 
-    def _message(self, prompt: Prompt, sampling: SamplingParams) -> AddRequest:
+    def _message(self, prompt: Prompt, sampling: SamplingParams, adapter: str | None) -> AddRequest:
         ids = self._model.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
         seed = self._seeds.getrandbits(63) if sampling.seed is None else sampling.seed
         self._num_requests += 1
@@ -179,9 +189,18 @@ class LLM:
                 sampling, seed=seed, max_tokens=resolve_max_tokens(sampling, len(ids), self._engine.limits)
             ),
             eos_token_ids=self._model.eos_token_ids,
+            adapter=adapter,
         )
         validate_request(message, self._engine.limits)
         return message
+
+
+def _for_each(adapter: str | Sequence[str | None] | None, num_prompts: int) -> list[str | None]:
+    if adapter is None or isinstance(adapter, str):
+        return [adapter] * num_prompts
+    if len(adapter) != num_prompts:
+        raise InvalidRequest(f"{len(adapter)} adapters for {num_prompts} prompts; give one, or one for each")
+    return list(adapter)
 
 
 class _Batch:

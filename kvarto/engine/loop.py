@@ -18,15 +18,20 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from kvarto.core.clock import Clock
-from kvarto.core.errors import EngineError, InvalidRequest, RequestError
+from kvarto.core.errors import AdapterRefused, EngineError, InvalidRequest, RequestError, UnknownAdapter
 from kvarto.core.step import StepResult
+from kvarto.engine.adapters import Adapters
 from kvarto.engine.batch import BatchBuilder
 from kvarto.engine.channel import Channel
 from kvarto.engine.chunk import Chunk
 from kvarto.engine.deadlines import Deadlines
 from kvarto.engine.messages import (
+    MAX_NAMES_IN_STATS,
+    AdapterAnswer,
     AddRequest,
     Cancel,
+    ListAdapters,
+    LoadAdapter,
     Refused,
     Shutdown,
     Stats,
@@ -34,6 +39,7 @@ from kvarto.engine.messages import (
     StepOut,
     ToEngine,
     TokensOut,
+    UnloadAdapter,
 )
 from kvarto.engine.request import Request, Status, make_request
 from kvarto.engine.results import collect, end_choice, ends_before_running
@@ -43,8 +49,9 @@ from kvarto.memory.transfers import Transfers
 from kvarto.ops.base import Backend
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
+    from kvarto.adapters.registry import AdapterVersion
     from kvarto.cache.kv_cache import KVCache
 
 HEARTBEAT_S = 1.0
@@ -55,6 +62,8 @@ STALL_LIMIT_S = 60.0
 """Without a step though requests are there: twice the deadline of a copy, the slowest thing that one waits for."""
 CHECK_EVERY_STEPS = 1024
 """The full recount of pages takes milliseconds: sampled, and whenever the engine becomes idle."""
+
+NO_ADAPTERS = "this server serves no adapters; start it with `--adapter-dir`, `--lora-modules` or `--max-lora-rank`"
 
 log = logging.getLogger(__name__)
 
@@ -68,6 +77,8 @@ class EngineParts:
     transfers: Transfers
     scheduler: Scheduler
     batch: BatchBuilder
+    adapters: Adapters | None = None
+    """None: only the base is served."""
 
 
 class EngineLoop:
@@ -128,6 +139,7 @@ class EngineLoop:
         self._sweep()
         chunks = self._scheduler.schedule()
         self._end_starved()
+        self._end_failed()
         self._report(chunks)
         self._is_blocked = not chunks
         if chunks:
@@ -135,6 +147,11 @@ class EngineLoop:
         self._watch_progress(ran=bool(chunks))
         self._check_when_due(ran=bool(chunks))
         return True
+
+    def forget_all(self) -> None:
+        """End all requests without a word; the engine is about to close."""
+        for request in list(self._scheduler.requests.values()):
+            self._scheduler.end_request(request)
 
     @property
     def has_work(self) -> bool:
@@ -144,6 +161,8 @@ class EngineLoop:
     def _patience_s(self) -> float:
         """How long to wait for a message: not at all while there is something to compute."""
         if not self.has_work:
+            if self._parts.adapters is not None and self._parts.adapters.is_busy:
+                return COPY_POLL_S
             return max(0.0, self._last_sent + HEARTBEAT_S - self._clock.now())
         return COPY_POLL_S if self._is_blocked else 0.0
 
@@ -160,11 +179,32 @@ class EngineLoop:
                 self._forget(message)
             case StatsRequest():
                 self._channel.send(self._stats())
+            case LoadAdapter() | UnloadAdapter() | ListAdapters():
+                self._handle_adapters(message)
             case _:
                 raise EngineError(f"no handler for {type(message).__name__}")
 
+    def _handle_adapters(self, message: LoadAdapter | UnloadAdapter | ListAdapters) -> None:
+        adapters = self._parts.adapters
+        if adapters is not None:
+            adapters.handle(message)
+        elif isinstance(message, ListAdapters):
+            self._channel.send(AdapterAnswer(request_id=message.request_id))
+        else:
+            self._channel.send(
+                AdapterAnswer(request_id=message.request_id, error=AdapterRefused.__name__, message=NO_ADAPTERS)
+            )
+
+    def _version_of(self, message: AddRequest) -> AdapterVersion | None:
+        if message.adapter is None:
+            return None
+        if self._parts.adapters is None:
+            raise UnknownAdapter(NO_ADAPTERS, param="model")
+        return self._parts.adapters.find(message.adapter)
+
     def _add(self, message: AddRequest) -> None:
         validate_request(message, self._limits)
+        adapter = self._version_of(message)
         if message.request_id in self._scheduler.requests:
             raise InvalidRequest("`request_id` is that of a request that still runs", param="request_id")
         if message.sampling.seed is None:
@@ -178,6 +218,7 @@ class EngineLoop:
             max_tokens=max_tokens,
             vocab_size=self._limits.vocab_size,
             now=self._clock.now(),
+            adapter=adapter,
         )
         self._scheduler.add(request)
         self._arrivals += 1
@@ -210,6 +251,12 @@ class EngineLoop:
         """Copies and deadlines, in each round, so that nothing depends on new work to be cleaned up."""
         self._parts.transfers.sweep()
         self._parts.transfers.poll()
+        if self._parts.adapters is not None:
+            self._parts.adapters.sweep()
+            if (names := self._parts.adapters.take_names()) is not None:
+                self._channel.send(names)
+            for answer in self._parts.adapters.take_answers():
+                self._channel.send(answer)
         for request_id in self._deadlines.take_expired(self._clock.now()):
             request = self._scheduler.requests.get(request_id)
             if request is not None:
@@ -219,6 +266,17 @@ class EngineLoop:
         for choice in self._scheduler.end_request(request):
             out = TokensOut(request_id=request.request_id, choice=choice.index, token_ids=(), finish_reason=reason)
             self._tokens.append(out)
+
+    def _end_failed(self) -> None:
+        """Requests whose adapter cannot be had hear why."""
+        for request, error in self._scheduler.take_failed():
+            log.warning("request %s ends: %s", request.request_id, error)
+            self._scheduler.end_request(request)
+            param = error.param if isinstance(error, RequestError) else None
+            refused = Refused(
+                request_id=request.request_id, error=type(error).__name__, message=str(error), param=param
+            )
+            self._refused.append(refused)
 
     def _end_starved(self) -> None:
         for choice in self._scheduler.take_starved():
@@ -260,7 +318,8 @@ class EngineLoop:
     def _watch_progress(self, *, ran: bool) -> None:
         """An engine that beats and computes nothing looks alive: it ends itself, and the client takes another."""
         now = self._clock.now()
-        if ran or not self._scheduler.requests:
+        is_loading = self._parts.adapters is not None and self._parts.adapters.is_busy  # which has deadlines of its own
+        if ran or is_loading or not self._scheduler.requests:
             self._progressed_at = now
         elif now - self._progressed_at >= STALL_LIMIT_S:
             raise EngineError(
@@ -275,6 +334,8 @@ class EngineLoop:
             self._scheduler.check()
             self._parts.cache.check()
             self._parts.transfers.check()
+            if self._parts.adapters is not None:
+                self._parts.adapters.check()
 
     # ---- telling -----------------------------------------------------------------------------------------------
 
@@ -302,4 +363,17 @@ class EngineLoop:
             num_generation_tokens=self._num_generation_tokens,
             num_guessed_tokens=self._scheduler.num_guessed_tokens,
             num_right_guesses=self._scheduler.num_right_guesses,
+            running_adapters=_names(self._scheduler.requests.values(), is_running=True),
+            waiting_adapters=_names(self._scheduler.requests.values(), is_running=False),
         )
+
+
+def _names(requests: Iterable[Request], *, is_running: bool) -> tuple[str, ...]:
+    """Adapters of requests of which a choice runs, or of which none does; each once."""
+    names = {
+        request.adapter.name: None
+        for request in requests
+        if request.adapter is not None
+        and any(choice.status is Status.RUNNING for choice in request.choices) is is_running
+    }
+    return tuple(names)[:MAX_NAMES_IN_STATS]

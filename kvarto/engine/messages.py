@@ -11,6 +11,7 @@ import msgspec
 from kvarto.core.sampling import SamplingParams
 
 MAX_FRAME_BYTES = 64 << 20
+MAX_NAMES_IN_STATS = 256
 
 
 class ResumedChoice(msgspec.Struct, frozen=True, array_like=True):
@@ -37,6 +38,10 @@ class AddRequest(msgspec.Struct, frozen=True, kw_only=True, tag="add"):
     """None: a new request. Otherwise only these choices run, each from where it was."""
     runs_alone: bool = False
     """Suspected of killing engines: its steps hold no other request."""
+    adapter: str | None = None
+    """Name of a registered adapter; None: the bare base."""
+    adapter_digest: str | None = None
+    """Of the content with which resumed choices began, in hex: they go on with no other."""
 
 
 class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
@@ -45,6 +50,32 @@ class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
     request_id: str
     choice: int | None = None
     """None: all of them."""
+
+
+class LoadAdapter(msgspec.Struct, frozen=True, kw_only=True, tag="load_adapter"):
+    """Let a name mean the adapter at a path, which is opened and checked first. Answered by an `AdapterAnswer`.
+
+    A name that has a meaning gets a new one; requests that came before finish on the old one.
+    """
+
+    request_id: str
+    name: str
+    path: str
+    is_known: bool = False
+    """An engine before this one had checked it: the name is there at once, the files are opened when it is wanted."""
+
+
+class UnloadAdapter(msgspec.Struct, frozen=True, kw_only=True, tag="unload_adapter"):
+    """Let a name mean nothing; requests that came before finish. Answered by an `AdapterAnswer`."""
+
+    request_id: str
+    name: str
+
+
+class ListAdapters(msgspec.Struct, frozen=True, kw_only=True, tag="list_adapters"):
+    """Ask for all names. Answered by an `AdapterAnswer`."""
+
+    request_id: str
 
 
 class StatsRequest(msgspec.Struct, frozen=True, tag="stats_request"):
@@ -113,6 +144,8 @@ class TokensOut(msgspec.Struct, frozen=True, kw_only=True, tag="tokens", omit_de
     """Of prompt tokens 1…, with the first output only, when asked for."""
     num_cached_tokens: int = 0
     """Prompt tokens that came from the prefix cache; with the first output."""
+    adapter_digest: str | None = None
+    """Of the content of its adapter, in hex; with the first output."""
     finish_reason: str | None = None
     """`stop` (an end token), `length`, `deadline`, or `error` (non-finite logits, or steps that fail also alone)."""
     stop_token_id: int | None = None
@@ -126,6 +159,41 @@ class Refused(msgspec.Struct, frozen=True, kw_only=True, tag="refused"):
     error: str
     message: str
     param: str | None = None
+
+
+class AdapterInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """One registered adapter."""
+
+    name: str
+    path: str
+    parent: str
+    """Name of the base model."""
+    rank: int | None
+    """The largest of its updates; None while its files were not opened, like the sizes."""
+    size_bytes: int | None
+    num_pages: int | None
+    tier: str
+    """Nearest place of its bytes: `device`, `host`, `disk`, or `refused` when its files were not accepted."""
+    digest: str | None
+    """Of its content, in hex; None while it was not computed."""
+    num_requests: int
+    """Requests that use it, queued ones included."""
+    warnings: tuple[str, ...] = ()
+
+
+class AdapterAnswer(msgspec.Struct, frozen=True, kw_only=True, tag="adapters"):
+    """To a message about adapters: those that it was about, or an error by the name of its class."""
+
+    request_id: str
+    adapters: tuple[AdapterInfo, ...] = ()
+    error: str | None = None
+    message: str = ""
+
+
+class AdapterNames(msgspec.Struct, frozen=True, tag="adapter_names"):
+    """All registered names; sent whenever they change, unasked."""
+
+    names: tuple[str, ...]
 
 
 class StepOut(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
@@ -157,9 +225,26 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True, tag="stats"):
     num_generation_tokens: int = 0
     num_guessed_tokens: int = 0
     num_right_guesses: int = 0
+    num_adapters: int = 0
+    """Registered names."""
+    num_adapter_loads: int = 0
+    num_adapter_evictions: int = 0
+    num_adapter_hits: int = 0
+    """Choices that found their adapter on the device."""
+    num_adapter_failures: int = 0
+    adapter_load_seconds: float = 0.0
+    """Of all loads together, from the first wish to residency."""
+    adapter_device_bytes: int = 0
+    adapter_host_bytes: int = 0
+    resident_adapters: tuple[str, ...] = ()
+    """Names of adapters on the device, at most `MAX_NAMES_IN_STATS`."""
+    running_adapters: tuple[str, ...] = ()
+    """Names of adapters that run now, at most `MAX_NAMES_IN_STATS`."""
+    waiting_adapters: tuple[str, ...] = ()
+    """Names of adapters of requests that wait, at most `MAX_NAMES_IN_STATS`."""
     region_bytes: dict[str, int] = {}
     """By region and owner kind; adds up to the arena."""
 
 
-ToEngine = AddRequest | Cancel | StatsRequest | Shutdown
-FromEngine = Ready | LoadFailed | Phase | Progress | StepOut | Stats
+ToEngine = AddRequest | Cancel | LoadAdapter | UnloadAdapter | ListAdapters | StatsRequest | Shutdown
+FromEngine = Ready | LoadFailed | Phase | Progress | StepOut | AdapterAnswer | AdapterNames | Stats

@@ -35,6 +35,8 @@ class OpenRequest:
     times: RequestTimes
     attempt: int = 0
     num_cached_tokens: int = 0
+    adapter_digest: str | None = None
+    """Of the adapter's content, once something came of it."""
 
     @property
     def request_id(self) -> str:
@@ -69,6 +71,7 @@ class OpenRequest:
             sampling=sampling,
             deadline_s=deadline_s,
             resumed=self.outputs.resumed(),
+            adapter_digest=self.adapter_digest,
             runs_alone=runs_alone,
         )
 

@@ -1,7 +1,8 @@
 """PagePressure: who gives way when pages are short. The last in order, so that the first always runs on.
 
-Whoever gives way loses all pages, waits at its old place and is recomputed later. The first in order is preempted by
-nobody; a choice that has the pool to itself and still finds no page, try after try, ends with an error.
+Adapters that only waiting choices hold go before anybody. Whoever gives way loses all pages, waits at its old place and
+is recomputed later. The first in order is preempted by nobody; a choice that has the pool to itself and still finds no
+page, try after try, ends with an error.
 """
 
 from __future__ import annotations
@@ -51,6 +52,8 @@ class PagePressure:
                 self._cache.grow(sequence_of(choice), num_tokens)
                 return True
             except OutOfPages:
+                if self._roster.park_last():
+                    continue
                 last = running[-1]
                 if last is not choice:
                     self._preempt(last)

@@ -1,8 +1,9 @@
 """Request and Choice: what the scheduler moves about. Tokens and states, no pages and no policy.
 
     AddRequest ──> Request ──> Choice 0 ─┬─ waiting ⇄ running ──> finished
-                               Choice 1 ─┤
-                               …         └─ held: the leader computes the prompt, then the others fork from it
+                               Choice 1 ─┤     ⇅
+                               …         │  parked: its adapter is not on the device
+                                         └─ held: the leader computes the prompt, then the others fork from it
 
 A choice is its prompt and the tokens drawn so far. That is all it needs to run from any state: new, preempted, forked
 or resumed from an engine that died, it goes on from `prompt + output`, and batch invariance makes the rest equal.
@@ -23,6 +24,8 @@ from kvarto.engine.messages import AddRequest, TokenLogprobs
 from kvarto.engine.penalties import SeenTokens, seen_tokens
 
 if TYPE_CHECKING:
+    from kvarto.adapters.registry import AdapterVersion
+    from kvarto.adapters.resident import Resident
     from kvarto.cache.sequence import Sequence
 
 Order = tuple[int, int, int]
@@ -34,6 +37,8 @@ class Status(Enum):
 
     HELD = "held"
     """Waits for its leader to compute the prompt; in no queue."""
+    PARKED = "parked"
+    """Waits for its adapter; in no queue."""
     WAITING = "waiting"
     RUNNING = "running"
     """Has a slot and, once it computed or forked something, a sequence in the cache."""
@@ -58,6 +63,14 @@ class Request:
     deadline: float | None
     """On the engine's clock."""
     runs_alone: bool
+    adapter: AdapterVersion | None = None
+    """None: the bare base."""
+    adapter_digest: bytes | None = None
+    """Of the content with which its choices began on an engine before this one; None: any will do."""
+    adapter_start: int | None = 0
+    """Position from which the adapter is active; None: nowhere, for what would call it is not in the prompt. Known
+    once its headers were read.
+    """
     choices: list[Choice] = field(default_factory=list)
     held: list[Choice] = field(default_factory=list)
     """Choices without tokens that wait for the leader; ascending."""
@@ -92,6 +105,8 @@ class Choice:
     num_computed_tokens: int = 0
     """Tokens whose KV is in pages; meaningful while running."""
     sequence: Sequence | None = None
+    resident: Resident | None = None
+    """Its adapter on the device, held by this choice: while it runs, and as far as pages allow while it waits."""
     seen: SeenTokens | None = None
     """For penalties; None where none are used, and before the first admission."""
     ticket: int = 0
@@ -139,6 +154,20 @@ class Choice:
             self.seen.add(token_id)
 
 
+def is_adapted(choice: Choice) -> bool:
+    """Its adapter changes what it computes somewhere."""
+    return choice.resident is not None and choice.request.adapter_start is not None
+
+
+def adapter_key(choice: Choice) -> bytes:
+    """What separates its KV from that of others: the adapter's content, and from where on it is active."""
+    start = choice.request.adapter_start
+    if choice.resident is None or start is None:
+        return b""
+    # KV before the start is the base's, and yet keyed by the adapter: one chain has one root.
+    return choice.resident.digest + (start.to_bytes(8, "little") if start else b"")
+
+
 def sequence_of(choice: Choice) -> Sequence:
     """The sequence of a choice that runs."""
     assert choice.sequence is not None, f"choice {choice.order} runs without a sequence"
@@ -146,7 +175,14 @@ def sequence_of(choice: Choice) -> Sequence:
 
 
 def make_request(
-    message: AddRequest, *, priority: int, arrival: int, max_tokens: int, vocab_size: int, now: float
+    message: AddRequest,
+    *,
+    priority: int,
+    arrival: int,
+    max_tokens: int,
+    vocab_size: int,
+    now: float,
+    adapter: AdapterVersion | None = None,
 ) -> Request:
     """A request and its choices, all held. The message is valid; `arrival` numbers requests."""
     sampling = message.sampling
@@ -163,6 +199,8 @@ def make_request(
         salt=message.cache_salt,
         deadline=None if message.deadline_s is None else now + message.deadline_s,
         runs_alone=message.runs_alone,
+        adapter=adapter,
+        adapter_digest=None if message.adapter_digest is None else bytes.fromhex(message.adapter_digest),
     )
     if message.resumed is None:
         begun: list[tuple[int, tuple[int, ...]]] = [(index, ()) for index in range(sampling.n)]

@@ -97,9 +97,7 @@ def _collect_prompt_rows(chunk: Chunk, drawn: _Drawn, first_row: int) -> None:
         request.prompt_logprobs.append(drawn.logprobs_of(first_row + row, token_id, num_top))
 
 
-def _collect_draw(
-    choice: Choice, drawn: _Drawn, row: int, scheduler: Scheduler, outputs: list[TokensOut]
-) -> None:
+def _collect_draw(choice: Choice, drawn: _Drawn, row: int, scheduler: Scheduler, outputs: list[TokensOut]) -> None:
     """The common case: one choice, one token, no prompt behind it."""
     choice.append(drawn.token_ids[row])
     output = _output(choice, drawn, row)
@@ -163,6 +161,7 @@ def _output(choice: Choice, drawn: _Drawn, row: int) -> TokensOut:
         logprobs=None if sampling.logprobs is None else (drawn.logprobs_of(row, token_id, sampling.logprobs),),
         prompt_logprobs=tuple(request.prompt_logprobs) if request.collector is choice else None,
         num_cached_tokens=0 if choice.has_reported else request.num_cached_tokens,
+        adapter_digest=None if choice.has_reported or choice.resident is None else choice.resident.digest.hex(),
         finish_reason=reason,
         stop_token_id=token_id if reason == "stop" else None,
     )

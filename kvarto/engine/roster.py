@@ -3,6 +3,7 @@
                         ┌────────── requeue ───────────┐
                         v                              │
     held ── promote ──> waiting ── start ──> running ──┴── finish ──> finished
+      │                   ⇅ parked: its adapter is not on the device (`parking`)
       └──────── seat_forks, start_fork ─────────┘
 
 A choice is held while its leader computes the prompt that they share. Whoever runs has a slot, and a sequence from the
@@ -13,10 +14,12 @@ held without a leader.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections.abc import Sequence as Items
 from typing import TYPE_CHECKING
 
 from kvarto.engine.admission import AdmissionGate
 from kvarto.engine.chunk import Chunk
+from kvarto.engine.parking import Parking
 from kvarto.engine.request import Choice, Order, Request, Status, sequence_of
 from kvarto.engine.waiting import WaitingQueue
 
@@ -28,8 +31,8 @@ if TYPE_CHECKING:
 class Roster:
     """Requests that have not ended, and their choices."""
 
-    def __init__(self, cache: KVCache, max_seqs: int, gate: AdmissionGate) -> None:
-        """`gate` hears of room that somebody gives back."""
+    def __init__(self, cache: KVCache, max_seqs: int, gate: AdmissionGate, parking: Parking) -> None:
+        """`gate` hears of room that somebody gives back, `parking` of all that concerns adapters."""
         self.requests: dict[str, Request] = {}
         """By id."""
         self.running: list[Choice] = []
@@ -40,6 +43,7 @@ class Roster:
         self._cache = cache
         self._max_seqs = max_seqs
         self._gate = gate
+        self._parking = parking
         self._free_slots = list(range(max_seqs - 1, -1, -1))
 
     @property
@@ -50,7 +54,8 @@ class Roster:
     @property
     def num_waiting(self) -> int:
         """Choices without a slot, those that wait for their leader included."""
-        return len(self.waiting) + sum(len(request.held) for request in self.requests.values() if request.held)
+        num_held = sum(len(request.held) for request in self.requests.values() if request.held)
+        return len(self.waiting) + len(self._parking) + num_held
 
     @property
     def has_free_slot(self) -> bool:
@@ -62,16 +67,38 @@ class Roster:
     def add(self, request: Request) -> None:
         """Queue a request: choices that have tokens, and one leader for those that have none."""
         self.requests[request.request_id] = request
+        self._parking.add(request)
         self.num_unadmitted += 1
         request.held = [choice for choice in request.choices if not choice.output]
         for choice in request.choices:
             if choice.output:
-                self.waiting.push(choice)
+                self._queue(choice)
         self._promote(request)
+
+    def unpark(self, choices: Items[Choice]) -> None:
+        """Choices that hold their adapter now go to their places in the queue."""
+        for choice in choices:
+            self._queue(choice)
+
+    def _queue(self, choice: Choice) -> None:
+        """Into the queue, or where it waits for its adapter."""
+        if self._parking.may_wait(choice):
+            self.waiting.push(choice)
+
+    def park_last(self, behind: Choice | None = None) -> bool:
+        """Pages are short: let waiting choices go of an adapter that nobody else uses. False where there is none."""
+        choices = self._parking.park_last(behind)
+        for choice in choices:
+            self.waiting.remove(choice, Status.PARKED)
+            self._parking.park(choice)
+        if choices:
+            self._gate.note_room()
+        return bool(choices)
 
     def start(self, choice: Choice, sequence: Sequence) -> None:
         """The waiting `choice` runs, on what `sequence` has."""
         self.waiting.remove(choice, Status.RUNNING)
+        self._parking.start(choice)
         self._take_slot(choice)
         choice.sequence = sequence
         choice.num_computed_tokens = sequence.num_computed_tokens
@@ -96,12 +123,14 @@ class Roster:
         forks, leader.request.held = held[:count], held[count:]
         for choice in forks:
             self._take_slot(choice)
+            self._parking.share(leader, choice)
         return forks
 
     def unseat_forks(self, chunk: Chunk) -> None:
         """Those that would have forked in a step that does not come about wait for their leader again."""
         for fork in chunk.forks:
             self._free_slots.append(fork.slot)
+            self._parking.release(fork)
             fork.status = Status.HELD
         request = chunk.choice.request
         request.held = sorted([*chunk.forks, *request.held], key=_order)
@@ -124,14 +153,14 @@ class Roster:
             leader, *request.held = request.held
             if request.collector is not None:
                 request.collector = leader
-            self.waiting.push(leader)
+            self._queue(leader)
 
     # ---- back, and out -----------------------------------------------------------------------------------------
 
     def requeue(self, choice: Choice) -> None:
         """Slot and pages go back, and the choice waits at its old place."""
         self._stop_running(choice)
-        self.waiting.push(choice)
+        self._queue(choice)
 
     def finish(self, choice: Choice) -> bool:
         """A choice ends, in any state. True when its request ended with it."""
@@ -140,8 +169,11 @@ class Roster:
             self._stop_running(choice)
         elif choice.status is Status.WAITING:
             self.waiting.remove(choice, Status.FINISHED)
-        else:
+        elif choice.status is Status.HELD:
             request.held.remove(choice)
+        if choice.request.adapter is not None:
+            self._parking.release(choice)
+            self._gate.note_room()
         choice.status = Status.FINISHED
         request.num_unfinished -= 1
         if request.num_unfinished == 0:
@@ -163,6 +195,7 @@ class Roster:
 
     def _forget(self, request: Request) -> None:
         del self.requests[request.request_id]
+        self._parking.remove(request)
         if not request.was_admitted:
             self.num_unadmitted -= 1
 
@@ -177,7 +210,9 @@ class Roster:
         choices = [choice for request in self.requests.values() for choice in request.choices]
         unfinished = [choice for choice in choices if choice.status is not Status.FINISHED]
         held = sum(len(request.held) for request in self.requests.values())
-        assert len(unfinished) == len(self.running) + len(self.waiting) + held, "a choice is nowhere, or twice"
+        num_waiting = len(self.waiting) + len(self._parking) + held
+        assert len(unfinished) == len(self.running) + num_waiting, "a choice is nowhere, or twice"
+        self._parking.check()
         for request in self.requests.values():
             assert not request.held or any(map(_may_lead, request.choices)), f"{request.request_id} waits for nobody"
 
@@ -187,4 +222,4 @@ def _order(choice: Choice) -> Order:
 
 
 def _may_lead(choice: Choice) -> bool:
-    return not choice.output and choice.status in (Status.WAITING, Status.RUNNING)
+    return not choice.output and choice.status in (Status.WAITING, Status.PARKED, Status.RUNNING)

@@ -11,6 +11,8 @@ Each part of the decision has a file of its own:
     admitter        who comes in from the queue; `admission` is its arithmetic, `crews` says who may share a step
     repeated_step   the last step a token later, where nothing else can come
     retries         those of a step that failed, alone
+    next_in_queue   whom to try first, where adapters differ: `virtual_tokens` and `affinity`
+    parking         those whose adapter is not on the device, and who holds one that is
 """
 
 from __future__ import annotations
@@ -19,13 +21,15 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from kvarto.core.buffers import StepLimits
-from kvarto.core.errors import ContextLengthExceeded, Overloaded
+from kvarto.core.errors import AdapterRefused, ContextLengthExceeded, KvartoError, Overloaded, RequestError
 from kvarto.engine.admission import AdmissionGate
 from kvarto.engine.admitter import Admitter
 from kvarto.engine.chunk import Chunk
 from kvarto.engine.chunker import Chunker
 from kvarto.engine.crews import Crews
+from kvarto.engine.next_in_queue import NextInQueue
 from kvarto.engine.page_pressure import PagePressure
+from kvarto.engine.parking import Parking
 from kvarto.engine.repeated_step import RepeatedStep
 from kvarto.engine.request import Choice, Request, Status, sequence_of
 from kvarto.engine.retries import Retries
@@ -47,9 +51,12 @@ class Scheduler:
         max_num_queued: int,
         has_copies: Callable[[], bool],
         num_lookup_tokens: int = 0,
+        parking: Parking | None = None,
+        max_adapters: int = 0,
     ) -> None:
         """`has_copies` says whether copies are in flight, whose end may free pages. `num_lookup_tokens`: see
-        `EngineConfig.prompt_lookup_num_tokens`.
+        `EngineConfig.prompt_lookup_num_tokens`. `parking`: where there are adapters; at most `max_adapters` distinct
+        ones run at once, 0 for any number.
         """
         self.num_guessed_tokens = 0
         self.num_right_guesses = 0
@@ -58,12 +65,17 @@ class Scheduler:
         self._limits = limits
         self._max_num_queued = max_num_queued
         self._crews = Crews()
+        self._queue = NextInQueue(is_on=parking is not None, max_adapters=max_adapters)
         self._gate = AdmissionGate(cache, limits.max_tokens)
-        self._roster = roster = Roster(cache, limits.max_seqs, self._gate)
+        self._parking = parking = Parking() if parking is None else parking
+        parking.refusal = self._refusal
+        self._roster = roster = Roster(cache, limits.max_seqs, self._gate, parking)
         self._plan = plan = StepPlan(limits)
         self._pressure = pressure = PagePressure(cache, roster, plan, self._gate, has_copies=has_copies)
         self._chunker = Chunker(cache, roster, plan, pressure, num_lookup_tokens=num_lookup_tokens)
-        self._admitter = Admitter(cache, roster, plan, self._gate, pressure, self._chunker, self._crews)
+        self._admitter = Admitter(
+            cache, roster, plan, self._gate, pressure, self._chunker, self._crews, parking, self._queue
+        )
         self._repeated = RepeatedStep(cache)
         self._retries = Retries(plan, self._chunker)
 
@@ -91,15 +103,8 @@ class Scheduler:
 
     def add(self, request: Request) -> None:
         """Queue a request. Raises Overloaded, and ContextLengthExceeded for what the pool can never hold."""
-        num_tokens = request.num_prompt_tokens + request.max_tokens
-        most = self._cache.max_tokens(self._limits.max_tokens)
-        if num_tokens > most:
-            raise ContextLengthExceeded(
-                f"{request.num_prompt_tokens} prompt tokens and `max_tokens` {request.max_tokens} make {num_tokens}; "
-                f"all pages together hold {most} tokens of one sequence; lower `max_tokens`, shorten the prompt or "
-                "raise `--device-memory`",
-                param="max_tokens",
-            )
+        if (refusal := self._refusal(request)) is not None:
+            raise refusal
         if self._roster.num_unadmitted >= self._max_num_queued:
             raise Overloaded(
                 f"{self._roster.num_unadmitted} requests wait and the queue holds {self._max_num_queued}; retry later "
@@ -107,7 +112,37 @@ class Scheduler:
             )
         self._repeated.forget()
         self._crews.add(request)
+        self._queue.add(request)
         self._roster.add(request)
+
+    def _refusal(self, request: Request) -> RequestError | None:
+        """Why the pool can never hold this request, beside its adapter as far as its size is known."""
+        num_pages = 0 if request.adapter is None else request.adapter.num_pages
+        most_pages = self._cache.num_pages - self._parking.kv_floor_pages
+        if request.adapter is not None and num_pages > most_pages:
+            return AdapterRefused(
+                f"`{request.adapter.name}` takes {num_pages} pages, and adapters can have {most_pages} of "
+                f"{self._cache.num_pages}; raise `--device-memory` or lower `--kv-floor-memory`",
+                param="model",
+            )
+        return self._length_refusal(request, max(num_pages, self._parking.adapter_floor_pages))
+
+    def _length_refusal(self, request: Request, num_other_pages: int) -> RequestError | None:
+        num_tokens = request.num_prompt_tokens + request.max_tokens
+        most = self._cache.max_tokens(self._limits.max_tokens, num_other_pages)
+        if num_tokens <= most:
+            return None
+        beside = f" beside {num_other_pages} that adapters keep" if num_other_pages else ""
+        return ContextLengthExceeded(
+            f"{request.num_prompt_tokens} prompt tokens and `max_tokens` {request.max_tokens} make {num_tokens}; "
+            f"all pages together{beside} hold {most} tokens of one sequence; lower `max_tokens`, shorten the prompt or "
+            "raise `--device-memory`",
+            param="max_tokens",
+        )
+
+    def take_failed(self) -> list[tuple[Request, KvartoError]]:
+        """Requests whose adapter cannot be had, and why; for the loop to end."""
+        return self._parking.take_failed()
 
     def end_request(self, request: Request) -> list[Choice]:
         """End what still runs or waits of a request, in any state. Returns the choices that this ended."""
@@ -123,6 +158,7 @@ class Scheduler:
 
         The list of a step that repeats the last one a token later is the same object.
         """
+        self._advance_adapters()
         if repeated := self._repeated.next():
             return repeated
         self._repeated.forget()
@@ -137,6 +173,15 @@ class Scheduler:
         if self._is_settled(chunks):
             self._repeated.keep(chunks)
         return chunks
+
+    def _advance_adapters(self) -> None:
+        self._parking.advance()
+        if (first := self._parking.barrier) is not None:
+            while self._roster.park_last(behind=first):
+                pass
+        if ready := self._parking.take_pages(self._gate, self._roster.running, self._roster.waiting.head):
+            self._repeated.forget()
+            self._roster.unpark(ready)
 
     def take_starved(self) -> list[Choice]:
         """Choices that had the pool to themselves and found no page, again and again; for the loop to end."""
@@ -184,6 +229,7 @@ class Scheduler:
         token_ids = choice.output[-1:] if is_decode else choice.tokens(chunk.start, stop).tolist()
         self._cache.commit(sequence_of(choice), token_ids)
         choice.num_computed_tokens = stop
+        self._queue.serve(choice.request, len(token_ids), chunk.num_drawn_rows)
         if chunk.draws and chunk.length > 1:
             self._gate.note_room()  # with a window, a prompt claims more than what follows it
 
@@ -203,6 +249,7 @@ class Scheduler:
         self._repeated.forget()
         if self._roster.finish(choice):
             self._crews.remove(choice.request)
+            self._queue.remove(choice.request)
 
     def fail(self, chunks: list[Chunk]) -> Choice | None:
         """The step failed in the backend and nothing of it counts. All on board are tried again, each alone and on

@@ -13,6 +13,7 @@ from kvarto.core.errors import UsageError
 from kvarto.core.layout import Budget, Layout
 from kvarto.core.program import Program
 from kvarto.core.units import MIB, align_up
+from kvarto.engine.adapter_settings import check_adapter_settings, max_lora_rank
 from kvarto.engine.config import EngineConfig
 from kvarto.memory.budget import resolve_budget
 from kvarto.memory.limits import ProcessLimits, device_limits, read_limits
@@ -51,6 +52,7 @@ def check_settings(config: EngineConfig) -> None:
     _one_of("--activations", config.activations, ACTIVATIONS)
     _one_of("--dtype", config.dtype, ("auto", *FLOAT_DTYPES))
     _one_of("--kv-cache-dtype", config.kv_cache_dtype, ("auto", *KV_DTYPES))
+    check_adapter_settings(config)
 
 
 def open_backend(config: EngineConfig) -> Backend:
@@ -100,6 +102,7 @@ def step_limits(config: EngineConfig, program: Program) -> StepLimits:
         max_seqs=config.max_num_seqs,
         max_samples=config.max_num_seqs + PROMPT_LOGPROB_ROWS,
         max_context=_max_context(config, program),
+        max_lora_rank=max_lora_rank(config),
     )
 
 

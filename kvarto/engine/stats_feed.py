@@ -18,6 +18,11 @@ _COUNTERS = (
     "num_generation_tokens",
     "num_guessed_tokens",
     "num_right_guesses",
+    "num_adapter_loads",
+    "num_adapter_evictions",
+    "num_adapter_hits",
+    "num_adapter_failures",
+    "adapter_load_seconds",
 )
 
 

@@ -18,7 +18,17 @@ from kvarto.engine.backoff import Backoff
 from kvarto.engine.carried_errors import error_from
 from kvarto.engine.child import ENGINE_COMMAND, EngineChild
 from kvarto.engine.config import EngineConfig
-from kvarto.engine.messages import LoadFailed, Phase, Progress, Ready, Stats, StepOut, ToEngine
+from kvarto.engine.messages import (
+    AdapterAnswer,
+    AdapterNames,
+    LoadFailed,
+    Phase,
+    Progress,
+    Ready,
+    Stats,
+    StepOut,
+    ToEngine,
+)
 
 logger = logging.getLogger("kvarto.engine")
 
@@ -36,10 +46,14 @@ class State(enum.Enum):
     CLOSED = "closed"
 
 
+Said = StepOut | AdapterAnswer | AdapterNames | Stats
+"""What an engine says while it serves."""
+
+
 class Listener(Protocol):
     """Hears what engines say and what becomes of them. Called in the event loop; may not block."""
 
-    def take(self, message: StepOut | Stats) -> None:
+    def take(self, message: Said) -> None:
         """An engine that serves said something. Raises EngineDied for what no engine of ours would say."""
 
     def engine_died(self, death: EngineDied) -> None:
@@ -192,7 +206,7 @@ class Supervisor:
             while True:
                 message = await child.receive()
                 self._heard_s = time.monotonic()
-                if not isinstance(message, StepOut | Stats):
+                if not isinstance(message, StepOut | AdapterAnswer | AdapterNames | Stats):
                     return EngineDied(f"the engine sent `{type(message).__name__}` while it was serving")
                 self._listener.take(message)
         except EngineDied as death:

@@ -7,6 +7,7 @@ What the HTTP form looked like is the server's business.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,6 +16,7 @@ from kvarto.core.sampling import MAX_CHOICES, MAX_LOGIT_BIAS, MAX_LOGPROBS, MAX_
 from kvarto.engine.messages import AddRequest
 
 MAX_SEED = 2**63 - 1
+_HEX_DIGEST = re.compile(r"[0-9a-f]{64}")
 MAX_TEMPERATURE = 100.0
 MAX_STOP_CHARS = 4096
 """Limit on one stop string."""
@@ -47,6 +49,10 @@ def validate_request(request: AddRequest, limits: ModelLimits) -> None:
     _check_int("priority", request.priority, -MAX_PRIORITY, MAX_PRIORITY)
     if request.deadline_s is not None:
         _check_number("deadline_s", request.deadline_s, 0.0, MAX_DEADLINE_S)
+    if request.adapter is not None:
+        _check_text("model", request.adapter, 1, MAX_ID_CHARS)
+    if request.adapter_digest is not None and not _HEX_DIGEST.fullmatch(request.adapter_digest):
+        raise _wrong("adapter_digest", request.adapter_digest, "must be 64 hexadecimal digits")
     if request.resumed is not None:
         _validate_resumed(request, limits)
 

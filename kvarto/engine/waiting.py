@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from collections.abc import Callable, Hashable
 
 from kvarto.engine.request import Choice, Order, Status
 
@@ -32,6 +33,17 @@ class WaitingQueue:
         while self._heap and not self._is_valid(self._heap[0]):
             heapq.heappop(self._heap)
         return self._heap[0][2] if self._heap else None
+
+    def firsts(self, group: Callable[[Choice], Hashable]) -> list[Choice]:
+        """The first of each group, in order. O(waiting)."""
+        first: dict[Hashable, Choice] = {}
+        for entry in self._heap:
+            if self._is_valid(entry):
+                choice = entry[2]
+                key = group(choice)
+                if key not in first or choice.order < first[key].order:
+                    first[key] = choice
+        return sorted(first.values(), key=lambda choice: choice.order)
 
     def remove(self, choice: Choice, status: Status) -> None:
         """Take a waiting choice out, into another status; its entry stays behind until it is met."""

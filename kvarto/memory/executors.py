@@ -1,4 +1,4 @@
-"""Who runs copies: a thread, or a simulator's virtual time. Knows neither pages nor what a copy means.
+"""Who runs copies and reads: threads, or a simulator's virtual time. Knows neither pages nor what a copy means.
 
 A job is begun (it may turn out to be cancelled) and then finished. Between the two it is running: the thread passes
 through at once, virtual time can stop there, so that a simulation reaches every state without a thread.
@@ -7,6 +7,7 @@ through at once, virtual time can stop there, so that a simulation reaches every
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Protocol
@@ -43,24 +44,26 @@ class Executor(Protocol):
 
 
 class ThreadExecutor:
-    """One thread, started with the first job."""
+    """A few threads, started as jobs come. With one thread, a job begins when the one before it has ended."""
 
-    def __init__(self, name: str = "kvarto-copies") -> None:
+    def __init__(self, name: str = "kvarto-copies", num_threads: int = 1) -> None:
         self._name = name
+        self._num_threads = num_threads
         self._jobs: deque[Job] = deque()
         self._changed = threading.Condition()
         self._is_closing = False
-        self._thread: threading.Thread | None = None
+        self._threads: list[threading.Thread] = []
+        self._num_idle = 0
 
     def start(self, job: Job) -> None:
         """Queue a job."""
         with self._changed:
             assert not self._is_closing, "a job was started after close"
             self._jobs.append(job)
-            if self._thread is None:
+            if len(self._threads) < self._num_threads and self._num_idle < len(self._jobs):
                 # A daemon: a copy that hangs must not keep a dying process alive.
-                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-                self._thread.start()
+                self._threads.append(threading.Thread(target=self._run, name=self._name, daemon=True))
+                self._threads[-1].start()
             self._changed.notify_all()
 
     def wait(self, is_met: Callable[[], bool], timeout_s: float) -> bool:
@@ -69,15 +72,14 @@ class ThreadExecutor:
             return self._changed.wait_for(is_met, timeout_s)
 
     def close(self, timeout_s: float) -> bool:
-        """Let the queue run out and join the thread."""
+        """Let the queue run out and join the threads."""
         with self._changed:
             self._is_closing = True
-            thread = self._thread
             self._changed.notify_all()
-        if thread is None:
-            return True
-        thread.join(timeout_s)
-        return not thread.is_alive()
+        ends_at = time.monotonic() + timeout_s
+        for thread in self._threads:
+            thread.join(max(0.0, ends_at - time.monotonic()))
+        return not any(thread.is_alive() for thread in self._threads)
 
     def _run(self) -> None:
         while (job := self._next()) is not None:
@@ -89,7 +91,9 @@ class ThreadExecutor:
 
     def _next(self) -> Job | None:
         with self._changed:
+            self._num_idle += 1
             self._changed.wait_for(lambda: self._jobs or self._is_closing)
+            self._num_idle -= 1
             return self._jobs.popleft() if self._jobs else None
 
 

@@ -20,7 +20,8 @@ from kvarto.core.weight_format import WeightFormat
 
 class Backend(Protocol):
     """Owns the device arena. Calls come from one thread, but for `copy_page` and `write_page`, which copy threads make,
-    and the two `store_…`, which come from several at once, never for the same weight.
+    `read_rows`, which comes from threads that pack adapters, and the two `store_…`, which come from several at once,
+    never for the same weight.
     """
 
     @property

@@ -81,7 +81,13 @@ def submit(
     """Hand prompts to the engine. Raises RequestError; then nothing was queued."""
     if fields.stream_options is not None and not fields.stream:
         raise InvalidRequest("`stream_options` needs `stream` to be true", param="stream_options")
-    return service.engine.submit(prompts, sampling, cache_salt=fields.cache_salt, priority=fields.priority or 0)
+    return service.engine.submit(
+        prompts,
+        sampling,
+        cache_salt=fields.cache_salt,
+        priority=fields.priority or 0,
+        adapter=service.adapter_of(fields.model),
+    )
 
 
 async def respond(request: Request, answer: Answer, generation: Generation, *, is_stream: bool | None) -> Response:

@@ -12,6 +12,8 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
+from kvarto.core.errors import NotFound
+from kvarto.server.adapters import adapter_cards, load_adapter, unload_adapter
 from kvarto.server.chat import create_chat_completion
 from kvarto.server.completions import create_completion
 from kvarto.server.errors import install_handlers
@@ -25,10 +27,12 @@ from kvarto.server.protocol import (
     DetokenizeAnswer,
     DetokenizeRequest,
     ErrorAnswer,
+    LoadAdapterRequest,
     ModelCard,
     ModelList,
     TokenizeAnswer,
     TokenizeRequest,
+    UnloadAdapterRequest,
 )
 from kvarto.server.service import Service
 from kvarto.server.startup import package_version
@@ -47,7 +51,7 @@ def build_app(service: Service) -> ASGIApp:
     paths = {getattr(route, "path", "") for route in api.routes} - {f"{_MODEL_PREFIX}{{model_id:path}}"}
     app: ASGIApp = RootPath(api, service.config.root_path) if service.config.root_path else api
     if service.config.api_key:
-        app = Keys(app, service.config.api_key, service.config.root_path)
+        app = Keys(app, service.config.api_key + service.config.admin_key, service.config.root_path)
     if service.config.allowed_origins:
         app = CORSMiddleware(
             app, allow_origins=service.config.allowed_origins, allow_methods=["*"], allow_headers=["*"]
@@ -64,11 +68,20 @@ def _add_api(api: FastAPI, service: Service) -> None:
         return await create_chat_completion(service, request)
 
     async def models(request: Request) -> Response:
-        return _json(ModelList(data=_cards(service)))
+        return _json(ModelList(data=await _cards(service)))
 
     async def model(request: Request, model_id: str) -> Response:
-        service.model.check_name(model_id)
-        return _json(next(card for card in _cards(service) if card.id == model_id))
+        service.adapter_of(model_id)
+        card = next((card for card in await _cards(service) if card.id == model_id), None)
+        if card is None:  # an adapter that was unloaded meanwhile
+            raise NotFound(f"the model `{model_id[:200]}` is not served here any more", param="model")
+        return _json(card)
+
+    async def load_lora_adapter(request: Request) -> Response:
+        return await load_adapter(service, request)
+
+    async def unload_lora_adapter(request: Request) -> Response:
+        return await unload_adapter(service, request)
 
     async def tokens_of(request: Request) -> Response:
         return _json(await tokenize(service, request))
@@ -80,6 +93,8 @@ def _add_api(api: FastAPI, service: Service) -> None:
     _post(api, "/v1/chat/completions", chat_completions, ChatRequest, ChatCompletion)
     _post(api, "/tokenize", tokens_of, TokenizeRequest, TokenizeAnswer)
     _post(api, "/detokenize", text_of, DetokenizeRequest, DetokenizeAnswer)
+    _post(api, "/v1/load_lora_adapter", load_lora_adapter, LoadAdapterRequest)
+    _post(api, "/v1/unload_lora_adapter", unload_lora_adapter, UnloadAdapterRequest)
     _get(api, "/v1/models", models, ModelList)
     _get(api, _MODEL_PREFIX + "{model_id:path}", model, ModelCard)
 
@@ -107,9 +122,11 @@ def _add_probes(api: FastAPI, service: Service) -> None:
     _get(api, "/metrics", metrics)
 
 
-def _cards(service: Service) -> list[ModelCard]:
+async def _cards(service: Service) -> list[ModelCard]:
+    """The base under each of its names, then its adapters."""
     model, limit = service.model, service.engine.ready.max_model_len
-    return [ModelCard(id=name, created=model.created, root=model.root, max_model_len=limit) for name in model.names]
+    own = [ModelCard(id=name, created=model.created, root=model.root, max_model_len=limit) for name in model.names]
+    return [*own, *await adapter_cards(service)]
 
 
 def _probe(is_well: bool, state: str) -> Response:
@@ -126,7 +143,11 @@ def _get(api: FastAPI, path: str, handler: Callable[..., Awaitable[Response]], a
 
 
 def _post(
-    api: FastAPI, path: str, handler: Callable[..., Awaitable[Response]], body: _Structs, answer: _Structs
+    api: FastAPI,
+    path: str,
+    handler: Callable[..., Awaitable[Response]],
+    body: _Structs,
+    answer: _Structs | None = None,
 ) -> None:
     """Bodies are read by `BodyReader`, so their schema is told to OpenAPI by hand."""
     content = {"application/json": {"schema": _schema(body)}}

@@ -96,7 +96,7 @@ class ChatAnswer(Answer):
 async def create_chat_completion(service: Service, request: Request) -> Response:
     """Answer POST /v1/chat/completions."""
     body = await service.bodies.read(request, ChatRequest)
-    service.model.check_name(body.model)
+    service.adapter_of(body.model)
     max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     sampling = sampling_params(
         body, service.model.sampling_defaults, max_tokens=max_tokens, logprobs=_num_logprobs(body)

@@ -127,7 +127,7 @@ def _joined(parts: Sequence[CompletionChoice]) -> CompletionChoice:
 async def create_completion(service: Service, request: Request) -> Response:
     """Answer POST /v1/completions."""
     body = await service.bodies.read(request, CompletionRequest)
-    service.model.check_name(body.model)
+    service.adapter_of(body.model)
     add_special = body.add_special_tokens is not False
     limit = service.engine.ready.max_model_len
     encoded = await service.prompts.from_prompt(

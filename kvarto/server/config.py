@@ -16,6 +16,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Listen on a Unix socket with this path instead of TCP; only this user may connect."""
     api_key: tuple[str, ...] = ()
     """Accepted keys; with none given, everybody may ask. Health and metrics stay open."""
+    admin_key: tuple[str, ...] = ()
+    """Keys that may load and unload adapters at run time, and ask; with none given, nobody may."""
     served_model_name: tuple[str, ...] = ()
     """Names by which clients call the model; the first one is used in answers. Without it, the model's own."""
     root_path: str = ""

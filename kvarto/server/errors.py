@@ -36,6 +36,14 @@ class Unauthorized(RequestError):
     kind = "authentication_error"
 
 
+class Forbidden(RequestError):
+    """Nobody may do this here."""
+
+    status = 403
+    code = "forbidden"
+    kind = "permission_error"
+
+
 class UnsupportedEncoding(RequestError):
     """The body is compressed."""
 

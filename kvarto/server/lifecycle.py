@@ -95,6 +95,8 @@ def _check(config: ServerConfig) -> None:
         raise UsageError("a `--served-model-name` is empty; leave it out to take the model's own")
     if not all(config.api_key):
         raise UsageError("an `--api-key` is empty; leave it out to let everybody ask")
+    if not all(config.admin_key):
+        raise UsageError("an `--admin-key` is empty; leave it out to let nobody load adapters")
 
 
 def _set_up_logging(config: ServerConfig) -> None:

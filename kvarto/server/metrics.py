@@ -7,6 +7,7 @@ neither methods nor paths nor models.
 from __future__ import annotations
 
 import bisect
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
@@ -174,6 +175,21 @@ class _Scrape(Collector):
         )
         info.add_metric([*self._labels.values(), str(self._ready.page_size), str(self._ready.num_pages)], 1)
         yield info
+        yield self._lora_info()
+
+    def _lora_info(self) -> Metric:
+        """One series whose labels are lists of names and whose value is the time, as routers read it. What they want to
+        know is where an adapter is on the device, not which ones run at this moment.
+        """
+        stats = self._stats
+        family = GaugeMetricFamily(
+            "vllm:lora_requests_info",
+            "Adapters on the device, and adapters of requests that wait; the value is the time.",
+            labels=["max_lora", "running_lora_adapters", "waiting_lora_adapters"],
+        )
+        names = (stats.resident_adapters, stats.waiting_adapters)
+        family.add_metric([str(max(1, stats.num_adapters)), *(",".join(each) for each in names)], time.time())
+        return family
 
     def _counters(self) -> Iterator[Metric]:
         metrics, stats = self._metrics, self._stats
@@ -186,6 +202,11 @@ class _Scrape(Collector):
             ("vllm:prefix_cache_hits", "Tokens found in the prefix cache.", stats.prefix_hits_tokens),
             ("vllm:spec_decode_num_draft_tokens", "Tokens guessed by look-up.", stats.num_guessed_tokens),
             ("vllm:spec_decode_num_accepted_tokens", "Guessed tokens that were right.", stats.num_right_guesses),
+            ("kvarto:adapter_loads", "Adapters brought to the device.", stats.num_adapter_loads),
+            ("kvarto:adapter_load_seconds", "Of all loads, from wish to device.", stats.adapter_load_seconds),
+            ("kvarto:adapter_evictions", "Adapters pushed out of the device.", stats.num_adapter_evictions),
+            ("kvarto:adapter_hits", "Choices that found their adapter on the device.", stats.num_adapter_hits),
+            ("kvarto:adapter_failures", "Loads that failed.", stats.num_adapter_failures),
             ("kvarto:steps", "Steps of the engine.", stats.num_steps),
             ("kvarto:engine_restarts", "Engines replaced after they died or fell silent.", metrics.num_engine_restarts),
         ):
@@ -217,6 +238,13 @@ class _Scrape(Collector):
         for kind, num_bytes in sorted(stats.region_bytes.items()):
             pool.add_metric(["device", kind], num_bytes)
         yield pool
+        adapters = GaugeMetricFamily("kvarto:adapter_bytes", "Bytes of adapters by tier.", labels=["tier"])
+        adapters.add_metric(["device"], stats.adapter_device_bytes)
+        adapters.add_metric(["host"], stats.adapter_host_bytes)
+        yield adapters
+        registered = GaugeMetricFamily("kvarto:adapters", "Registered adapters.")
+        registered.add_metric([], stats.num_adapters)
+        yield registered
 
 
 def exposition(metrics: ServerMetrics, stats: Stats, ready: Ready, model_name: str) -> bytes:

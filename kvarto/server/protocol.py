@@ -286,11 +286,41 @@ class ModelCard(msgspec.Struct, kw_only=True):
     max_model_len: int
 
 
+class AdapterCard(ModelCard, kw_only=True):
+    """An adapter that can be asked for as a model; `parent` is its base."""
+
+    rank: int | None
+    """The largest of its updates; null, like its sizes, while nobody has asked for it."""
+    size_bytes: int | None
+    num_pages: int | None
+    tier: str
+    """Where its bytes are: `device`, `host`, `disk`, or `refused` when its files were not accepted."""
+    num_requests: int
+
+
 class ModelList(msgspec.Struct, kw_only=True):
     """Answer of /v1/models."""
 
     object: str = "list"
     data: list[ModelCard]
+
+
+class LoadAdapterRequest(msgspec.Struct, kw_only=True):
+    """Body of /v1/load_lora_adapter."""
+
+    lora_name: str
+    lora_path: str
+    """Inside the folders that the server was started with."""
+    load_inplace: bool | None = None
+    """Accepted, and always so: a name that is loaded gets a new meaning."""
+
+
+class UnloadAdapterRequest(msgspec.Struct, kw_only=True):
+    """Body of /v1/unload_lora_adapter."""
+
+    lora_name: str
+    lora_int_id: int | None = None
+    """Accepted and ignored; names are enough."""
 
 
 class TokenizeAnswer(msgspec.Struct, kw_only=True):

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Protocol
 
-from kvarto.core.errors import NotFound
+from kvarto.core.errors import InvalidRequest, NotFound
 from kvarto.engine.detokenizer import TokenBytes
 from kvarto.engine.token_table import TokenTable
+
+_MAX_NEAR = 1000
+"""Names that are compared with one that nothing has."""
 
 
 class TextTokenizer(TokenBytes, Protocol):
@@ -60,12 +64,25 @@ class ServedModel:
         """In answers."""
         return self.names[0]
 
-    def check_name(self, asked: str | None) -> None:
-        """Raises NotFound, with near names, when a client asks for another model. None asks for whatever there is."""
+    def adapter_of(self, asked: str | None, adapters: Collection[str]) -> str | None:
+        """The adapter that a client asks for as a model; None where it asks for the base, or for whatever there is.
+
+        `adapters` are registered names. Raises NotFound, with near names, for a name that nothing has.
+        """
         if asked is None or asked in self.names:
-            return
-        near = difflib.get_close_matches(asked, self.names, n=3, cutoff=0.4) or self.names
+            return None
+        if asked in adapters:
+            return asked
+        near = difflib.get_close_matches(asked, [*self.names, *islice(adapters, _MAX_NEAR)], n=3, cutoff=0.4)
+        near = near or list(self.names)
         raise NotFound(
             f"the model `{asked[:200]}` is not served here; did you mean {' or '.join(f'`{name}`' for name in near)}?",
             param="model",
         )
+
+    def refuse_own_name(self, name: str) -> None:
+        """Raises InvalidRequest for an adapter that would be called like the base."""
+        if name in self.names:
+            raise InvalidRequest(
+                f"`{name[:200]}` is a name of the base model; call the adapter otherwise", param="lora_name"
+            )

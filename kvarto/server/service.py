@@ -22,3 +22,7 @@ class Service:
     bodies: BodyReader
     prompts: Prompts
     metrics: ServerMetrics
+
+    def adapter_of(self, asked: str | None) -> str | None:
+        """The adapter that is asked for as a model; None: the base. Raises NotFound."""
+        return self.model.adapter_of(asked, self.engine.adapters.names)

@@ -12,7 +12,7 @@ from kvarto.server.service import Service
 async def tokenize(service: Service, request: Request) -> TokenizeAnswer:
     """Token ids of a prompt, or of messages in the model's chat template."""
     body = await service.bodies.read(request, TokenizeRequest)
-    service.model.check_name(body.model)
+    service.adapter_of(body.model)
     if (body.prompt is None) == (body.messages is None):
         raise InvalidRequest("send either `prompt` or `messages`", param="prompt")
     limit = service.engine.ready.max_model_len
@@ -35,7 +35,7 @@ async def tokenize(service: Service, request: Request) -> TokenizeAnswer:
 async def detokenize(service: Service, request: Request) -> DetokenizeAnswer:
     """The text of token ids, special tokens included."""
     body = await service.bodies.read(request, DetokenizeRequest)
-    service.model.check_name(body.model)
+    service.adapter_of(body.model)
     vocab_size = service.engine.ready.vocab_size
     wrong = next((token for token in body.tokens if not 0 <= token < vocab_size), None)
     if wrong is not None:

@@ -20,8 +20,13 @@ from urllib.parse import parse_qsl
 from kvarto.engine.config import EngineConfig
 from kvarto.engine.frames import HEADER_BYTES, decode_config, decode_to_engine, encode_frame, frame_length
 from kvarto.engine.messages import (
+    AdapterAnswer,
+    AdapterInfo,
+    AdapterNames,
     AddRequest,
     Cancel,
+    ListAdapters,
+    LoadAdapter,
     LoadFailed,
     Phase,
     Ready,
@@ -31,6 +36,7 @@ from kvarto.engine.messages import (
     StepOut,
     TokenLogprobs,
     TokensOut,
+    UnloadAdapter,
 )
 
 EOS = 0
@@ -48,6 +54,13 @@ def options_of(model: str) -> dict[str, str]:
     return dict(parse_qsl(model.partition("?")[2]))
 
 
+def info_of(name: str, path: str) -> AdapterInfo:
+    return AdapterInfo(
+        name=name, path=path, parent="fake", rank=8, size_bytes=1000, num_pages=1, tier="disk", digest=None,
+        num_requests=0,
+    )  # fmt: skip
+
+
 class FakeEngine:
     """One loop: read what came, run one step of one token for each request."""
 
@@ -58,6 +71,7 @@ class FakeEngine:
         self.requests: dict[str, AddRequest] = {}
         self.outputs: dict[tuple[str, int], int] = {}
         self.num_steps = 0
+        self.adapters: dict[str, AdapterInfo] = {}
         self.begun: set[str] = set()
 
     @property
@@ -125,8 +139,26 @@ class FakeEngine:
             self.cancel(message)
         elif isinstance(message, StatsRequest):
             self.send(self.stats())
+        elif isinstance(message, LoadAdapter | UnloadAdapter | ListAdapters):
+            self.answer(message)
         elif isinstance(message, Shutdown):
             os._exit(0)
+
+    def answer(self, message: LoadAdapter | UnloadAdapter | ListAdapters) -> None:
+        """Paths that say `missing` are refused; nothing is read."""
+        error, shown = None, list(self.adapters.values())
+        if isinstance(message, LoadAdapter):
+            if "missing" in message.path:
+                error, shown = "AdapterRefused", []
+            else:
+                self.adapters[message.name] = info = info_of(message.name, message.path)
+                shown = [info]
+        elif isinstance(message, UnloadAdapter):
+            gone = self.adapters.pop(message.name, None)
+            error, shown = ("UnknownAdapter", []) if gone is None else (None, [gone])
+        self.send(AdapterNames(tuple(self.adapters)))
+        text = "" if error is None else f"`{getattr(message, 'name', '')}` cannot be had"
+        self.send(AdapterAnswer(request_id=message.request_id, adapters=tuple(shown), error=error, message=text))
 
     def cancel(self, message: Cancel) -> None:
         if message.choice is None:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from kvarto.core.errors import (
+    AdapterRefused,
     BudgetTooSmall,
     ContextLengthExceeded,
     EngineDied,
@@ -20,6 +21,7 @@ from kvarto.core.errors import (
     InvalidRequest,
     Overloaded,
     Unavailable,
+    UnknownAdapter,
 )
 from kvarto.core.sampling import SamplingParams
 from kvarto.engine.carried_errors import error_from
@@ -295,6 +297,38 @@ async def test_counters_never_fall_when_engines_change() -> None:
         os.kill(client.engine_pid, signal.SIGKILL)
         await until(lambda: client.num_restarts == 1)
         assert (await client.stats()).num_preemptions == 2
+
+
+async def test_adapters_are_loaded_listed_and_unloaded() -> None:
+    async with client_of() as client:
+        info = await client.adapters.load("a", Path("/adapters/a"))
+        assert (info.name, info.path, info.rank) == ("a", "/adapters/a", 8)
+        await client.adapters.load("b", Path("/adapters/b"))
+        assert [info.name for info in await client.adapters.list()] == ["a", "b"]
+        assert client.adapters.names == {"a", "b"}
+        with pytest.raises(AdapterRefused, match="cannot be had"):
+            await client.adapters.load("c", Path("/missing"))
+        with pytest.raises(InvalidRequest):
+            await client.adapters.load("", Path("/adapters/a"))
+        await client.adapters.unload("a")
+        with pytest.raises(UnknownAdapter):
+            await client.adapters.unload("a")
+        assert client.adapters.names == {"b"}
+
+
+async def test_a_fresh_engine_hears_which_adapters_were_loaded_before_it_hears_of_requests() -> None:
+    async with client_of("fake?step_s=0.002") as client:
+        await client.adapters.load("a", Path("/adapters/a"))
+        await client.adapters.load("b", Path("/adapters/b"))
+        await client.adapters.unload("b")
+        generation = client.submit([(5, 6)], SamplingParams(seed=3, max_tokens=200), adapter="a")
+        reader = asyncio.create_task(collect(generation))
+        await asyncio.sleep(0.05)
+        assert client.engine_pid is not None
+        os.kill(client.engine_pid, signal.SIGKILL)
+        await until(lambda: client.num_restarts == 1)
+        assert [info.name for info in await client.adapters.list()] == ["a"]
+        assert token_ids((await reader)[0, 0]) == expected((5, 6), 3, 0, 200)
 
 
 def test_unknown_errors_stay_errors_of_ours() -> None:

@@ -26,9 +26,14 @@ from kvarto.engine.frames import (
 )
 from kvarto.engine.messages import (
     MAX_FRAME_BYTES,
+    AdapterAnswer,
+    AdapterInfo,
+    AdapterNames,
     AddRequest,
     Cancel,
     FromEngine,
+    ListAdapters,
+    LoadAdapter,
     LoadFailed,
     Phase,
     Progress,
@@ -41,6 +46,7 @@ from kvarto.engine.messages import (
     ToEngine,
     TokenLogprobs,
     TokensOut,
+    UnloadAdapter,
 )
 
 TO_ENGINE: list[ToEngine] = [
@@ -54,10 +60,20 @@ TO_ENGINE: list[ToEngine] = [
         cache_salt="s",
     ),
     Cancel("a"),
+    LoadAdapter(request_id="c", name="a", path="/adapters/a", is_known=True),
+    UnloadAdapter(request_id="d", name="a"),
+    ListAdapters(request_id="e"),
     StatsRequest(),
     Shutdown(),
 ]
+INFO = AdapterInfo(
+    name="a", path="/adapters/a", parent="base", rank=8, size_bytes=1 << 40, num_pages=3, tier="disk", digest=None,
+    num_requests=0, warnings=("w",),
+)  # fmt: skip
 FROM_ENGINE: list[FromEngine] = [
+    AdapterAnswer(request_id="c", adapters=(INFO,)),
+    AdapterAnswer(request_id="d", error="UnknownAdapter", message="no"),
+    AdapterNames(("a", "b")),
     Ready(
         model_name="m", fingerprint="f", vocab_size=9, max_model_len=8, page_size=16, num_pages=3,
         max_concurrency=6.0, layout="",

@@ -1,0 +1,45 @@
+"""Load: one version of an adapter on its way to the device. State only.
+
+identifying ──> reading ──> ready ── take: pages ──> copying ── bind ──> resident
+     └────────────┴──────────── fails ─────────────────┴──────────────> failed
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from kvarto.adapters.host_tier import HostEntry
+from kvarto.adapters.registry import AdapterVersion
+from kvarto.adapters.resident import PageShare
+from kvarto.core.errors import KvartoError
+from kvarto.memory.calls import Call
+
+
+class Stage(Enum):
+    """See the drawing above."""
+
+    IDENTIFYING = "identifying"
+    READING = "reading"
+    READY = "ready"
+    COPYING = "copying"
+    RESIDENT = "resident"
+    FAILED = "failed"
+
+
+class Load:
+    """One version on its way. Only the residency changes it."""
+
+    __slots__ = ("calls", "entry", "error", "is_rechecked", "num_wanted", "share", "stage", "started_s", "version")
+
+    def __init__(self, version: AdapterVersion, now_s: float) -> None:
+        self.version = version
+        self.stage = Stage.IDENTIFYING
+        self.num_wanted = 0
+        self.entry: HostEntry | None = None
+        self.share: PageShare | None = None
+        """From `take` on: its pages."""
+        self.calls: list[Call] = []
+        self.error: KvartoError | None = None
+        self.is_rechecked = False
+        """It failed, and its files were looked at again since."""
+        self.started_s = now_s
