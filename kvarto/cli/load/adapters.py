@@ -52,7 +52,7 @@ class AdapterSet:
     @classmethod
     def make(cls, model: str, settings: StudySettings, folder: Path) -> AdapterSet:
         """Write them. The adapters that nobody asks for are of the right size and take no room."""
-        base = _targets(model)
+        base = base_targets(model)
         names = tuple(f"adapter-{index:05d}" for index in range(settings.num_adapters))
         asked = zipf_models(names, settings.num_prompts, settings.zipf, settings.seed)
         ends = ALL_LINEAR if settings.modules == "all" else QV
@@ -66,7 +66,8 @@ class AdapterSet:
         return cls(names, asked, sizes)
 
 
-def _targets(model: str) -> BaseTargets:
+def base_targets(model: str) -> BaseTargets:
+    """The modules of a model."""
     from kvarto.engine.assemble import open_program
     from kvarto.engine.config import EngineConfig
     from kvarto.engine.settings import open_backend
