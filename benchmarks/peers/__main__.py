@@ -5,10 +5,14 @@
     python -m benchmarks.peers run kvarto llama.cpp:q4_0     ours against a peer, A B A B, with ratios
     python -m benchmarks.peers sweep kvarto llama.cpp:q4_0   tokens/s against concurrency and against context
     python -m benchmarks.peers plot FILE... --folder FOLDER  draw what `--json` wrote
+    python -m benchmarks.peers adapters                      LoRA adapters for the column `lora`
 
 A server is written `ENGINE[:FORMAT] [VARIABLE=VALUE...] [FLAG...]`, in quotes when it has more than one word, so two
 configurations of one engine meet as easily as two engines. The first one named is the baseline, and each of the others
-is measured in turn with it.
+is measured in turn with it. `{adapters}` in a flag is the folder with LoRA adapters, for `--columns lora`:
+
+    "kvarto:q4_1 --adapter-dir {adapters}"
+    "vllm:bf16 --enable-lora --max-loras 8 --max-lora-rank 16 --lora-modules adapter-0={adapters}/adapter-0 …"
 
     prompts → workload → client → server (a process; a shim where an engine has no OpenAI server) → figures → table
 """
@@ -17,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import signal
 import sys
 from collections.abc import Sequence
@@ -30,9 +35,13 @@ from benchmarks.peers.servers import ENGINES, ServerName
 from benchmarks.peers.sweep import CONCURRENCIES, CONTEXT_TOKENS, concurrency_columns, context_columns
 from benchmarks.peers.table import commands, table
 from benchmarks.peers.weights import fetch_demo, make_folders, make_gguf_files
-from benchmarks.peers.workload import COLUMNS, Column
+from benchmarks.peers.workload import ADAPTER_COLUMNS, ADAPTERS, COLUMNS, Column
+from kvarto.adapters.random_adapter import ALL_LINEAR, RandomAdapter
+from kvarto.cli.load.adapters import base_targets
 from kvarto.core.errors import KvartoError, UsageError
 from kvarto.models.tokenizer import tokenizer_from_folder
+
+ADAPTER_RANK = 16
 
 
 def parser() -> argparse.ArgumentParser:
@@ -52,6 +61,7 @@ def parser() -> argparse.ArgumentParser:
         measuring.add_argument("--repeat", type=int, default=repeat, help="measurements of each column and server")
         measuring.add_argument("--seed", type=int, default=0, help="of the prompts")
         measuring.add_argument("--json", type=Path, help="write everything measured to this file")
+    commands.add_parser("adapters", help="LoRA adapters for the column `lora`")
     commands.add_parser("limits", help="bandwidth and matrix products of this machine")
     plot = commands.add_parser("plot", help="draw what `--json` wrote")
     plot.add_argument("files", nargs="+", type=Path)
@@ -95,7 +105,7 @@ def sweep(folders: Folders, flags: argparse.Namespace) -> None:
 
 def compare(folders: Folders, flags: argparse.Namespace, columns: tuple[Column, ...]) -> None:
     """The baseline with each of the others; alone when it is the only one."""
-    names = [ServerName.parse(text) for text in flags.servers]
+    names = [ServerName.parse(text.replace("{adapters}", str(folders.adapters))) for text in flags.servers]
     comparison = Comparison(folders, prompt_maker(folders, flags.seed), columns, flags.repeat, say)
     baseline, *others = names
     pairs = [[baseline, other] for other in others] or [[baseline]]
@@ -117,6 +127,15 @@ def report(meetings: Sequence[Meeting], comparison: Comparison, path: Path | Non
     if path is not None:
         path.write_text(text + "\n")
     print(text)
+
+
+def adapters(folders: Folders, flags: argparse.Namespace) -> None:
+    """Written anew."""
+    shutil.rmtree(folders.adapters, ignore_errors=True)
+    base = base_targets(str(folders.gguf))
+    for index, name in enumerate(ADAPTERS):
+        RandomAdapter(ALL_LINEAR, ADAPTER_RANK, seed=index).write(folders.adapters / name, base)
+    print(folders.adapters)
 
 
 def limits(folders: Folders, flags: argparse.Namespace) -> None:
@@ -149,10 +168,10 @@ def counts(text: str) -> tuple[int, ...]:
 def chosen_columns(text: str) -> tuple[Column, ...]:
     """By name, in the order of the table. Raises UsageError for another name."""
     names = text.split(",")
-    known = {column.name: column for column in COLUMNS}
+    known = {column.name: column for column in (*COLUMNS, *ADAPTER_COLUMNS)}
     if unknown := [name for name in names if name not in known]:
         raise UsageError(f"`--columns {text}`: no column `{unknown[0]}`; there are {', '.join(known)}")
-    return tuple(column for column in COLUMNS if column.name in names)
+    return tuple(column for name, column in known.items() if name in names)
 
 
 def prompt_maker(folders: Folders, seed: int) -> PromptMaker:
@@ -165,7 +184,9 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-COMMANDS = {"install": install, "run": run, "sweep": sweep, "limits": limits, "plot": plot}
+COMMANDS = {
+    "install": install, "run": run, "sweep": sweep, "adapters": adapters, "limits": limits, "plot": plot,
+}  # fmt: skip
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -20,7 +20,7 @@ NEVER = frozenset({400, 401, 404, 422})
 def request_body(model: str, prompt: Prompt) -> dict[str, Any]:
     """Greedy, to the last token asked for, streamed."""
     return {
-        "model": model,
+        "model": prompt.model or model,
         "prompt": list(prompt.ids),
         "max_tokens": prompt.num_output_tokens,
         "temperature": 0,

@@ -34,6 +34,11 @@ class Folders:
         """Copies of the demo model in other formats."""
         return self.root / "models"
 
+    @property
+    def adapters(self) -> Path:
+        """Random adapters of the demo model, of rank 16 on all linears."""
+        return self.root / "adapters"
+
     def environment(self, name: str) -> Path:
         """The virtual environment of a peer."""
         return self.root / name

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from benchmarks.peers.folders import CHECKOUT
@@ -27,6 +27,8 @@ class Prompt:
 
     ids: tuple[int, ...]
     num_output_tokens: int
+    model: str | None = None
+    """Whom it asks: an adapter; None: the base."""
 
 
 def spread(low: int, high: int, num: int) -> list[int]:
@@ -58,6 +60,11 @@ class PromptMaker:
             self.one(f"{salt}/{index}", length, output)
             for index, (length, output) in enumerate(zip(lengths, outputs, strict=True))
         ]
+
+    def adapted(self, salt: str, names: Sequence[str]) -> list[Prompt]:
+        """As `mixed`, each asking the next adapter."""
+        prompts = self.mixed(salt)
+        return [replace(prompt, model=names[index % len(names)]) for index, prompt in enumerate(prompts)]
 
     def sharing(self, salt: str, num: int = 32, prefix_tokens: int = 512, suffix_tokens: int = 16,
                 output_tokens: int = 64) -> list[Prompt]:  # fmt: skip

@@ -26,6 +26,9 @@ def several(prompt_tokens: int, output_tokens: int, num: int = 3) -> Callable[[P
     return lambda maker, salt: [maker.one(f"{salt}/{i}", prompt_tokens, output_tokens) for i in range(num)]
 
 
+ADAPTERS = tuple(f"adapter-{index}" for index in range(8))
+"""Names of the adapters that `python -m benchmarks.peers adapters` writes."""
+
 COLUMNS: tuple[Column, ...] = (
     Column("single", "one stream, decode", 1, several(64, 128), decode_rate),
     Column("prefill", "one stream, prefill of 512", 1, several(512, 1), prefill_rate),
@@ -33,3 +36,8 @@ COLUMNS: tuple[Column, ...] = (
     Column("c32", "32 concurrent, output", 32, lambda maker, salt: maker.mixed(salt), output_rate),
     Column("prefix", "32 share 512, output", 32, lambda maker, salt: maker.sharing(salt), output_rate),
 )
+
+ADAPTER_COLUMNS: tuple[Column, ...] = (
+    Column("lora", "32 over 8 adapters", 32, lambda maker, salt: maker.adapted(salt, ADAPTERS), output_rate),
+)
+"""For servers that were started with the adapters; see `--help`."""

@@ -48,10 +48,13 @@ _COMMANDS = {
 for _name, _help in _COMMANDS.items():
     app.command(f"kvarto.cli.{_name}:{_name}", name=_name, help=_help, help_format="markdown")
 
-bench = App(name="bench", help="Measure: a running server, or ways to allocate memory.", help_format="markdown")
+bench = App(name="bench", help="Measure: a server, many adapters, or ways to allocate memory.", help_format="markdown")
 bench.command("kvarto.cli.bench_serve:bench_serve", name="serve", help="Load a running server and time its answers.")
 bench.command(
     "kvarto.cli.bench_memory:bench_memory", name="memory", help="How much memory paging saves, on a trace of requests."
+)
+bench.command(
+    "kvarto.cli.bench_adapters:bench_adapters", name="adapters", help="Many LoRA adapters against one and none."
 )
 app.command(bench)
 

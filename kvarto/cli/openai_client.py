@@ -69,6 +69,11 @@ class OpenAIClient:
         async with self._ask("GET", path, None) as response:
             return msgspec.json.decode(await response.read())
 
+    async def get_text(self, path: str) -> str:
+        """An answer as text."""
+        async with self._ask("GET", path, None) as response:
+            return await response.text()
+
     async def post(self, path: str, body: dict[str, Any]) -> Any:
         """A JSON answer to a JSON body."""
         async with self._ask("POST", path, body) as response:

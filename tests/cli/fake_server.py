@@ -33,6 +33,13 @@ class FakeServer:
     async def tokenize(self, request: web.Request) -> web.Response:
         return web.json_response({"tokens": VOCABULARY, "count": len(VOCABULARY)})
 
+    async def metrics(self, request: web.Request) -> web.Response:
+        """As if each request loaded an adapter."""
+        return web.Response(
+            text=f'kvarto:adapter_loads_total{{model_name="x"}} {len(self.bodies)}\n'
+            'kvarto:adapter_bytes{model_name="x",tier="device"} 7\nother 1\n'
+        )
+
     async def complete(self, request: web.Request) -> web.StreamResponse:
         body = json.loads(await request.read())
         self.bodies.append(body)
@@ -71,6 +78,7 @@ async def serving(server: FakeServer) -> AsyncIterator[str]:
     """Listen on a free port; the URL."""
     app = web.Application()
     app.router.add_get("/v1/models", server.models)
+    app.router.add_get("/metrics", server.metrics)
     app.router.add_post("/tokenize", server.tokenize)
     app.router.add_post("/v1/completions", server.complete)
     app.router.add_post("/v1/chat/completions", server.complete)

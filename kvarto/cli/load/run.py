@@ -37,6 +37,7 @@ class LoadSettings:
     """How to send."""
 
     model: str
+    """Asked by the requests whose workload names nobody."""
     max_concurrency: int | None
     temperature: float = 0.0
     ignore_eos: bool = True
@@ -87,7 +88,7 @@ async def _wait_until(began_s: float, workload: Workload, request: int) -> None:
 async def _ask(client: OpenAIClient, workload: Workload, prompts: PromptIds, settings: LoadSettings, request: int,
                answer: Answer) -> None:  # fmt: skip
     body = {
-        "model": settings.model,
+        "model": settings.model if workload.models is None else workload.models[request],
         "prompt": prompts.prompt(workload, request),
         "max_tokens": int(workload.num_output_tokens[request]),
         "temperature": settings.temperature,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,6 +22,8 @@ class Workload:
     block_ids: tuple[NDArray[np.int64], ...] | None = None
     """Ids of the prompts' blocks of `block_tokens` tokens: equal ids are equal tokens. None: no prompts are alike."""
     block_tokens: int = 512
+    models: tuple[str, ...] | None = None
+    """Whom each request asks; None: all of them the same."""
 
     def __len__(self) -> int:
         return len(self.num_prompt_tokens)
@@ -46,6 +49,13 @@ def random_workload(
     random = np.random.default_rng(seed)
     arrival_s = None if rate is None else np.cumsum(random.exponential(1 / rate, num_requests))
     return Workload(arrival_s, prompt.draw(num_requests, random), output.draw(num_requests, random))
+
+
+def zipf_models(names: Sequence[str], num_requests: int, exponent: float, seed: int) -> tuple[str, ...]:
+    """A name per request: the k-th of them is drawn in proportion to 1 / k^exponent."""
+    weights = np.arange(1, len(names) + 1) ** -exponent
+    drawn = np.random.default_rng(seed).choice(len(names), num_requests, p=weights / weights.sum())
+    return tuple(names[index] for index in drawn)
 
 
 def trace_workload(trace: Trace, *, rate_scale: float, max_tokens: int | None) -> Workload:
