@@ -1,9 +1,10 @@
 """Where does the time of a step go? Milliseconds by kind of op, of real steps of a model.
 
-    python -m benchmarks.ops.step [--model DEMO] [--threads 2] [--activations auto] [--rows 1,8,32,511]
+    python -m benchmarks.ops.step [--model DEMO] [--threads 2] [--activations auto] [--rows 1,8,32,511] [--context 60]
 
-One engine in this process; for each number of rows, steps that decode as many sequences, or that prefill one prompt
-(from 64 rows on). The lower quartile of several steps; each op's time includes the barrier behind it.
+One engine in this process; for each number of rows, steps that decode as many sequences, each behind so much context,
+or that prefill one prompt (from 64 rows on). The lower quartile of several steps; each op's time includes the barrier
+behind it.
 """
 
 from __future__ import annotations
@@ -63,10 +64,10 @@ def _name(op: Op, program: Program) -> str:
     return "Linear " + "x".join(map(str, program.weights[op.weight].shape))
 
 
-def _requests(num_rows: int, turn: int) -> list[AddRequest]:
+def _requests(num_rows: int, turn: int, context: int) -> list[AddRequest]:
     """Decodes of as many sequences, or prompts of that length that share nothing."""
     is_prompt = num_rows >= FIRST_PROMPT_ROWS
-    num_seqs, length, max_tokens = (1, num_rows, 2) if is_prompt else (num_rows, 60, 24)
+    num_seqs, length, max_tokens = (1, num_rows, 2) if is_prompt else (num_rows, context, 24)
     return [
         AddRequest(
             request_id=f"{num_rows}-{turn}-{i}",
@@ -98,11 +99,12 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--activations", default="auto")
     parser.add_argument("--rows", default="1,8,32,511")
+    parser.add_argument("--context", type=int, default=60)
     options = parser.parse_args()
     channel = LocalChannel()
     config = EngineConfig(
         model=options.model or str(pull_demo()),
-        max_model_len=2048,
+        max_model_len=max(2048, options.context + 32),
         threads=options.threads,
         activations=options.activations,
     )
@@ -114,7 +116,7 @@ def main() -> None:
     time.sleep(SETTLE_S)
     for num_rows in map(int, options.rows.split(",")):
         for turn in range(ROUNDS):
-            channel.inbox.extend(_requests(num_rows, turn))
+            channel.inbox.extend(_requests(num_rows, turn, options.context))
             engine.loop.step()
             while engine.loop.has_work:
                 engine.loop.step()

@@ -27,17 +27,31 @@ public:
                 memory_.take<std::byte>(AttentionPlan::memory_bytes(op.heads, step.num_tokens, step.num_seqs))),
           path_(op, memory_) {}
 
+    // The next item is taken before this one is done, so that its first strip can be on its way: what is left at the end
+    // is small, for the dearest units come first.
     void run() {
-        int32_t u = 0;
-        int64_t first = 0;  // item of unit u
-        for (int64_t item = worker_.take(); item < plan_.num_items(); item = worker_.take()) {
-            while (item >= first + plan_.num_items(plan_.unit(u))) first += plan_.num_items(plan_.unit(u++));
-            run_item(plan_.unit(u), plan_.item(plan_.unit(u), static_cast<int32_t>(item - first)));
+        for (Taken item = take(); item.unit != nullptr;) {
+            const Taken next = take();
+            run_item(item, next);
+            item = next;
         }
         if (plan_.has_partials()) merge_units();
     }
 
 private:
+    struct Taken {
+        const Unit* unit = nullptr;  // null behind the last
+        Item item{};
+    };
+
+    Taken take() {
+        const int64_t item = worker_.take();
+        if (item >= plan_.num_items()) return {};
+        while (item >= first_item_ + plan_.num_items(plan_.unit(unit_))) first_item_ += plan_.num_items(plan_.unit(unit_++));
+        const Unit& unit = plan_.unit(unit_);
+        return {&unit, plan_.item(unit, static_cast<int32_t>(item - first_item_))};
+    }
+
     static int64_t slice_bytes(const AttentionOp& op, const StepView& step) {
         return thread_bytes(op.heads) + AttentionPlan::memory_bytes(op.heads, step.num_tokens, step.num_seqs);
     }
@@ -51,11 +65,17 @@ private:
         return partials_ + (unit.first_partial + stretch * unit.num_rows) * partial_floats(op_.heads);
     }
 
-    void run_item(const Unit& unit, const Item& item) {
+    void run_item(const Taken& taken, const Taken& next) {
+        const Unit& unit = *taken.unit;
+        const Item& item = taken.item;
         for (int32_t head = item.first_head; head < item.end_head; ++head) {
             const UnitRows rows(plan_, op_.heads, unit, head);
             path_.start(rows, plan_.first_tile(unit, item.spans.end));
             for (int32_t span = item.spans.first; span < item.spans.end; ++span) {
+                if (span + 1 == item.spans.end) {
+                    if (head + 1 < item.end_head) ask_for(unit, head + 1, item.spans.first);
+                    else if (next.unit != nullptr) ask_for(*next.unit, next.item.first_head, next.item.spans.first);
+                }
                 if (unit.num_seqs > 1 || Path::kAddsUp) span_.clear(rows.num_rows);
                 run_span(unit, rows, head, plan_.first_tile(unit, span));
                 if (plan_.is_split(unit))
@@ -67,6 +87,14 @@ private:
             }
             if (!plan_.is_split(unit)) write(rows);
         }
+    }
+
+    // Begins to read the strip with which a head or an item begins: within them the path looks ahead itself.
+    void ask_for(const Unit& unit, int32_t kv_head, int32_t span) {
+        if (unit.num_rows > kFewRows) return;
+        const int32_t seq = plan_.sequence(unit, 0), span_tile = plan_.first_tile(unit, span);
+        path_.ask_for(plan_.table(seq), step_.context_lens[seq], std::max(unit.first_tile, span_tile),
+                      std::min(unit.end_tile, span_tile + Path::kSpanTiles), kv_head);
     }
 
     void run_span(const Unit& unit, const UnitRows& rows, int32_t kv_head, int32_t span_tile) {
@@ -131,6 +159,8 @@ private:
     float* const partials_;
     Sums span_, sums_;
     const AttentionPlan plan_;
+    int32_t unit_ = 0;        // of the item taken last
+    int64_t first_item_ = 0;  // of that unit
     Path path_;
     const typename Path::Factor factor_{};
 };

@@ -7,6 +7,8 @@
 //   values   [16 queries, 16 dims] = P [16 queries, 32 keys] V: values are copied once per strip for all rows of a
 //            unit, two keys to a pair, which is how a product wants them
 //
+// Up to four queries, a token that is decoded, get the same numbers without tiles; see attention_amx_few.h.
+//
 // Thirty-two queries share each tile of keys and of values that is loaded, where there are as many.
 //
 // Columns of values therefore come in another order than dims, which `in_order` undoes at the end.
@@ -17,6 +19,7 @@
 
 #if defined(__AMX_BF16__)
 
+#include "ops/attention_amx_few.h"
 #include "ops/attention_amx_softmax.h"
 #include "ops/attention_keys.h"
 #include "ops/attention_rows.h"
@@ -85,8 +88,13 @@ public:
     void attend(const UnitRows& rows, int32_t first_row, int32_t end_row, const int32_t* table, int32_t context,
                 int32_t kv_head, int32_t first_tile, int32_t end_tile, Sums& sums) {
         if (first_tile >= end_tile) return;
-        if (end_row - first_row <= kFewRows)
-            prefetch(table, std::min(context, rows.end_key[end_row - 1]), end_tile, kv_head);
+        if (end_row - first_row <= kFewRows && end_tile < end_tile_)
+            ask_for(table, std::min(context, rows.end_key[end_row - 1]), end_tile,
+                    std::min(end_tile + kSpanTiles, end_tile_), kv_head);
+        if (end_row - first_row <= kFewQueries && can_stay()) {
+            attend_few(rows, first_row, end_row, table, context, kv_head, first_tile, end_tile, sums);
+            return;
+        }
         lay_out(table, context, kv_head, first_tile, end_tile);
         lay_out_queries(first_row, end_row);
         const uint16_t* queries = queries_;
@@ -103,6 +111,13 @@ public:
         }
     }
 
+    // What will be attended to next: [first_tile, end_tile), at most a strip.
+    void ask_for(const int32_t* table, int32_t context, int32_t first_tile, int32_t end_tile, int32_t kv_head) {
+        if (!can_stay()) return prefetch(table, context, first_tile, end_tile, kv_head);
+        for (int32_t g = 0; g < (end_tile - first_tile) * kTileKeys / kGroupKeys; ++g)
+            ahead_[g] = group_of(table, context, kv_head, first_tile * kTileKeys + g * kGroupKeys);
+    }
+
     const float* in_order(const float* values, float* out) const {
         const __m512i first = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
         const __m512i last = _mm512_add_epi32(first, _mm512_set1_epi32(8));
@@ -115,6 +130,67 @@ public:
     }
 
 private:
+    // Sixteen keys lie in pages as products read them.
+    bool can_stay() const { return pages_.type == KVType::kBF16 && dim_ == width_ && pages_.page_size % 16 == 0; }
+
+    // All at once, into the caches.
+    void prefetch(const int32_t* table, int32_t context, int32_t first_tile, int32_t end_tile, int32_t kv_head) const {
+        const int32_t end = std::min(end_tile * kTileKeys, context);
+        for (int32_t key = first_tile * kTileKeys; key < end;) {
+            const int32_t offset = key % pages_.page_size, run = std::min(pages_.page_size - offset, end - key);
+            const int32_t page = table[key / pages_.page_size];
+            for (const Plane which : {Plane::kKey, Plane::kValue}) {
+                if (page < 0) break;
+                const std::byte* p = pages_.plane(page, kv_head, which).token(offset, pages_.token_bytes);
+                for (int64_t i = 0; i < run * pages_.token_bytes; i += 64) _mm_prefetch(p + i, _MM_HINT_T0);
+            }
+            key += run;
+        }
+    }
+
+    void attend_few(const UnitRows& rows, int32_t first_row, int32_t end_row, const int32_t* table, int32_t context,
+                    int32_t kv_head, int32_t first_tile, int32_t end_tile, Sums& sums) {
+        first_key_ = first_tile * kTileKeys;
+        num_keys_ = (end_tile - first_tile) * kTileKeys;
+        KeyGroup groups[kStripKeys / kGroupKeys];
+        for (int32_t g = 0; g < num_keys_ / kGroupKeys; ++g)
+            groups[g] = group_of(table, context, kv_head, first_key_ + g * kGroupKeys);
+        switch (end_row - first_row) {
+            case 1: return attend_few<1>(rows, first_row, groups, sums);
+            case 2: return attend_few<2>(rows, first_row, groups, sums);
+            case 3: return attend_few<3>(rows, first_row, groups, sums);
+            default: return attend_few<4>(rows, first_row, groups, sums);
+        }
+    }
+
+    template <int R> void attend_few(const UnitRows& rows, int32_t row, const KeyGroup* groups, Sums& sums) {
+        alignas(64) float queries[R * kMaxHeadDim], weights[R * kStripKeys];
+        widen_bf16(query_rows_ + row * width_, R * width_, queries);
+        {
+            const FlushDenormals flush;
+            for (int32_t g = 0; g < num_keys_ / kGroupKeys; ++g) {
+                float* scores = scores_ + g * kGroupKeys * kFewQueries;
+                const std::byte *keys = groups[g].keys, *ahead = ahead_[g].keys != nullptr ? ahead_[g].keys : keys;
+                if (keys != nullptr) score_few<R>(keys, width_, queries, scores, ahead);
+                else std::fill_n(scores, kGroupKeys * kFewQueries, 0.0F);
+            }
+        }
+        weigh_block<4>(rows, row, R, scores_, weights_, sums);
+        for (int r = 0; r < R; ++r) widen_bf16(weights_ + r * kStripKeys, num_keys_, weights + r * kStripKeys);
+        const FlushDenormals flush;
+        add_values_few<R>(groups, ahead_, num_keys_, width_, weights, sums.values + row * sums.width, sums.width);
+        std::fill_n(ahead_, kStripKeys / kGroupKeys, KeyGroup{});
+    }
+
+    KeyGroup group_of(const int32_t* table, int32_t context, int32_t kv_head, int32_t key) const {
+        if (key >= context) return {};
+        const int32_t page = table[key / pages_.page_size], offset = key % pages_.page_size;
+        if (page < 0) return {};
+        return {pages_.plane(page, kv_head, Plane::kKey).token(offset, pages_.token_bytes),
+                pages_.plane(page, kv_head, Plane::kValue).token(offset, pages_.token_bytes),
+                std::min(kGroupKeys, context - key)};
+    }
+
     static constexpr int32_t kBlockScores = 16 * kStripKeys;
 
     // Sixteen elements of a head, 0 behind its end.
@@ -151,29 +227,13 @@ private:
         }
     }
 
-    // The next strip, into the caches.
-    void prefetch(const int32_t* table, int32_t context, int32_t first_tile, int32_t kv_head) const {
-        const int32_t end = std::min(std::min(first_tile + kSpanTiles, end_tile_) * kTileKeys, context);
-        for (int32_t key = first_tile * kTileKeys; key < end;) {
-            const int32_t offset = key % pages_.page_size, run = std::min(pages_.page_size - offset, end - key);
-            const int32_t page = table[key / pages_.page_size];
-            for (const Plane which : {Plane::kKey, Plane::kValue}) {
-                if (page < 0) break;
-                const std::byte* p = pages_.plane(page, kv_head, which).token(offset, pages_.token_bytes);
-                for (int64_t i = 0; i < run * pages_.token_bytes; i += 64) _mm_prefetch(p + i, _MM_HINT_T0);
-            }
-            key += run;
-        }
-    }
-
     template <KVType kType>
     void lay_out_tile(const int32_t* table, int32_t context, int32_t tile, int32_t kv_head, int32_t first) {
         const TileTokens keys(pages_, table, context, tile, kv_head, Plane::kKey);
-        const bool can_stay = kType == KVType::kBF16 && dim_ == width_ && pages_.page_size % 16 == 0;
         for (int32_t key = 0; key < kTileKeys; key += 16) {
             const std::byte*& rows = key_rows_[(first + key) / 16];
             rows = keys.token[key];
-            if (can_stay && rows != nullptr) continue;
+            if (can_stay() && rows != nullptr) continue;
             rows = reinterpret_cast<const std::byte*>(keys_ + (first + key) * width_);
             for (int32_t i = key; i < key + 16; ++i) copy_key<kType>(keys, i, keys_ + (first + i) * width_);
         }
@@ -365,6 +425,7 @@ private:
     const int32_t dim_, width_;
     int32_t end_tile_ = 0, shapes_ = 0, laid_first_ = 0, laid_end_ = 0, first_key_ = 0, num_keys_ = 0;
     const std::byte* key_rows_[kStripKeys / 16];
+    KeyGroup ahead_[kStripKeys / kGroupKeys];
     uint16_t *query_rows_, *queries_, *keys_, *values_;
     float* scores_;
     uint16_t* weights_;

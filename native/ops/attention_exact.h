@@ -80,6 +80,9 @@ public:
           values_(memory.take<float>(kTileKeys * width_)),
           scores_(memory.take<float>(kBlockRows * kTileKeys)) {}
 
+    // Float32 sums take longer than reading.
+    void ask_for(const int32_t*, int32_t, int32_t, int32_t, int32_t) {}
+
     // Rows that will attend to tiles before `end_tile`.
     void start(const UnitRows& rows, int32_t) {
         const F32x16 scale = F32x16::set1(op_.scale);
