@@ -7,7 +7,7 @@ from folders and flags it knows itself.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import count
 from pathlib import Path
 
@@ -70,8 +70,9 @@ class AdapterFeed:
         if future is not None and not future.done():
             future.set_result(message)
 
-    def engine_took_over(self) -> None:
-        """A fresh engine serves: it hears what changed, then what was asked of the one before."""
+    def engine_took_over(self, names: Iterable[str]) -> None:
+        """A fresh engine serves, and has these names. It hears what changed, then what was asked of the one before."""
+        self.names = frozenset(names)
         for name, path in self._changes.items():
             if path is None:
                 self._send(UnloadAdapter(request_id=self._next_id(), name=name))

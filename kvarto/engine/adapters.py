@@ -59,6 +59,11 @@ class Adapters:
         self._num_told_changes = 0
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """All that can be called now, in the order of registration."""
+        return tuple(version.name for version in self._parts.registry)
+
+    @property
     def is_busy(self) -> bool:
         """Something goes on in a thread, or an answer waits to be sent."""
         parts = self._parts
@@ -114,7 +119,7 @@ class Adapters:
         if self._parts.registry.num_changes == self._num_told_changes:
             return None
         self._num_told_changes = self._parts.registry.num_changes
-        return AdapterNames(tuple(version.name for version in self._parts.registry))
+        return AdapterNames(self.names)
 
     def infos(self) -> Iterator[AdapterInfo]:
         """Of each name, in the order of registration."""

@@ -86,6 +86,7 @@ class Engine:
             max_concurrency=self._max_concurrency,
             layout=layout_table(self.layout, self.program, self.process_bytes),
             phases=self.phases,
+            adapters=() if self.adapters is None else self.adapters.names,
         )
 
     @property

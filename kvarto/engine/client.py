@@ -101,7 +101,9 @@ class EngineClient:
         """Start an engine, or take the one that loads already, and wait until it serves. Raises what the engine could
         not do, as its own KvartoError.
         """
-        return await self._engine.start(loading)
+        ready = await self._engine.start(loading)
+        self.adapters.names = frozenset(ready.adapters)
+        return ready
 
     async def drain(self) -> None:
         """Take no more requests, and return when those that run have ended."""
@@ -345,7 +347,7 @@ class EngineClient:
             self._observer.engine_restarted()
         if before.fingerprint != now.fingerprint:
             self._fail_begun(f"the engine changed from `{before.fingerprint}` to `{now.fingerprint}`")
-        self.adapters.engine_took_over()
+        self.adapters.engine_took_over(now.adapters)
         logger.warning("a fresh engine took over %d requests", self.num_open)
         for request in self._open.values():
             request.attempt += 1

@@ -101,6 +101,8 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
     """The printed layout table."""
     phases: tuple[tuple[str, float], ...]
     """Named phases of loading, with seconds."""
+    adapters: tuple[str, ...] = ()
+    """Names that can be called from the start; `AdapterNames` tells of changes."""
 
 
 class LoadFailed(msgspec.Struct, frozen=True, kw_only=True, tag="load_failed"):

@@ -145,7 +145,7 @@ channel = SocketChannel(socket.socket(fileno=int(sys.argv[1])))
 channel.send(Phase(channel.read_config().model))
 channel.start()
 heard = 0
-while heard < 5:
+while heard < int(sys.argv[2]):
     for message in channel.receive(5.0):
         channel.send(Phase(type(message).__name__))
         heard += 1
@@ -154,7 +154,7 @@ assert channel.receive(0.0) == []
 
 
 def start(program: str, theirs: socket.socket) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-c", program, str(theirs.fileno())]
+    command = [sys.executable, "-c", program, str(theirs.fileno()), str(len(TO_ENGINE))]
     child = subprocess.Popen(command, pass_fds=(theirs.fileno(),), stderr=subprocess.DEVNULL)
     theirs.close()
     return child
@@ -167,7 +167,9 @@ def test_the_channel_hears_in_order_and_answers() -> None:
         ours.sendall(encode_frame(EngineConfig(model="m")) + b"".join(map(encode_frame, TO_ENGINE)))
         reader, names = FrameReader(), []
         while len(names) < 1 + len(TO_ENGINE):
-            names += [decode_from_engine(body).name for body in reader.feed(ours.recv(4096))]
+            data = ours.recv(4096)
+            assert data, f"the engine ended after {names}"
+            names += [decode_from_engine(body).name for body in reader.feed(data)]
         assert names == ["m", *(type(message).__name__ for message in TO_ENGINE)]
         assert child.wait(30) == 0
 
