@@ -94,7 +94,7 @@ private:
         if (unit.num_rows > kFewRows) return;
         const int32_t seq = plan_.sequence(unit, 0), span_tile = plan_.first_tile(unit, span);
         path_.ask_for(plan_.table(seq), step_.context_lens[seq], std::max(unit.first_tile, span_tile),
-                      std::min(unit.end_tile, span_tile + Path::kSpanTiles), kv_head);
+                      std::min(unit.end_tile, span_tile + Path::kSpanTiles), kv_head, unit.num_rows);
     }
 
     void run_span(const Unit& unit, const UnitRows& rows, int32_t kv_head, int32_t span_tile) {

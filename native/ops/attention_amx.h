@@ -90,7 +90,7 @@ public:
         if (first_tile >= end_tile) return;
         if (end_row - first_row <= kFewRows && end_tile < end_tile_)
             ask_for(table, std::min(context, rows.end_key[end_row - 1]), end_tile,
-                    std::min(end_tile + kSpanTiles, end_tile_), kv_head);
+                    std::min(end_tile + kSpanTiles, end_tile_), kv_head, end_row - first_row);
         if (end_row - first_row <= kFewQueries && can_stay()) {
             attend_few(rows, first_row, end_row, table, context, kv_head, first_tile, end_tile, sums);
             return;
@@ -111,9 +111,10 @@ public:
         }
     }
 
-    // What will be attended to next: [first_tile, end_tile), at most a strip.
-    void ask_for(const int32_t* table, int32_t context, int32_t first_tile, int32_t end_tile, int32_t kv_head) {
-        if (!can_stay()) return prefetch(table, context, first_tile, end_tile, kv_head);
+    // What so many rows will attend to next: [first_tile, end_tile), at most a strip.
+    void ask_for(const int32_t* table, int32_t context, int32_t first_tile, int32_t end_tile, int32_t kv_head,
+                 int32_t num_rows) {
+        if (num_rows > kFewQueries || !can_stay()) return prefetch(table, context, first_tile, end_tile, kv_head);
         for (int32_t g = 0; g < (end_tile - first_tile) * kTileKeys / kGroupKeys; ++g)
             ahead_[g] = group_of(table, context, kv_head, first_tile * kTileKeys + g * kGroupKeys);
     }

@@ -81,7 +81,7 @@ public:
           scores_(memory.take<float>(kBlockRows * kTileKeys)) {}
 
     // Float32 sums take longer than reading.
-    void ask_for(const int32_t*, int32_t, int32_t, int32_t, int32_t) {}
+    void ask_for(const int32_t*, int32_t, int32_t, int32_t, int32_t, int32_t) {}
 
     // Rows that will attend to tiles before `end_tile`.
     void start(const UnitRows& rows, int32_t) {

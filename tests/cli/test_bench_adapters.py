@@ -10,7 +10,7 @@ import pytest
 
 from kvarto.cli.bench_adapters import AdapterFlags, bench_adapters, ranks_of
 from kvarto.cli.load.adapter_plot import draw
-from kvarto.cli.load.adapters import BASE, MANY, ONE, AdapterSet, StudySettings, mean_distinct, print_study, run_study
+from kvarto.cli.load.adapters import BASE, MANY, ONE, AdapterSet, StudySettings, print_study, run_study
 from kvarto.cli.load.workload import zipf_models
 from kvarto.core.errors import UsageError
 from tests.cli.fake_server import FakeServer, serving
@@ -30,11 +30,6 @@ def test_zipf_names_come_in_proportion() -> None:
     assert zipf_models(names, 50, 1.0, seed=3) == zipf_models(names, 50, 1.0, seed=3)
     even = Counter(zipf_models(names, 40_000, 0.0, seed=0))
     assert max(even.values()) < 1.1 * min(even.values())
-
-
-def test_distinct_adapters_of_a_step() -> None:
-    assert mean_distinct("aabbcc", 2) == pytest.approx((1 + 2 + 1 + 2 + 1) / 5)
-    assert mean_distinct("abc", 8) == 3
 
 
 async def test_three_loads_take_turns(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

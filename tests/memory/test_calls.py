@@ -37,6 +37,7 @@ def test_two_threads_work_at_the_same_time() -> None:
     first, second = calls.submit("first", both.wait), calls.submit("second", both.wait)
     calls.wait(first)
     calls.wait(second)
+    assert {first.state, second.state} == {TaskState.DONE}, "one thread waited for the other in vain"
     calls.close()
 
 

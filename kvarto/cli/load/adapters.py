@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 from prometheus_client.parser import text_string_to_metric_families
 
 from kvarto.adapters.random_adapter import ALL_LINEAR, QV, RandomAdapter
@@ -224,9 +223,3 @@ def _count_lines(counts: Sequence[Counts]) -> list[str]:
 def _growth(counts: Counts, name: str) -> float:
     """Counters by what they grew, gauges as they stand."""
     return counts.grown[name] if name.partition(" ")[0].endswith("_total") else counts.now[name]
-
-
-def mean_distinct(asked: Sequence[str], concurrency: int) -> float:
-    """Adapters among each `concurrency` requests in a row, on average: what a step holds without grouping."""
-    windows = range(max(1, len(asked) - concurrency + 1))
-    return float(np.mean([len(set(asked[start : start + concurrency])) for start in windows]))
