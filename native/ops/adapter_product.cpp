@@ -6,6 +6,8 @@
 
 #include "ops/adapter_dot.h"
 #include "ops/adapter_items.h"
+#include "ops/adapter_span.h"
+#include "ops/adapter_tiles.h"
 #include "ops/lanes.h"
 
 namespace kvarto::KVARTO_ISA {
@@ -78,13 +80,6 @@ ExpandSpan expand_of(StripType type, bool is_one) {
     __builtin_unreachable();
 }
 
-// A span of a vector, widened; `out` has room for a span.
-void read_vector(const Adapter& adapter, const Strips& vector, int32_t column, int32_t count, float* out) {
-    StripSpans spans;
-    spans.find(adapter, vector, 0, 1, column, count);
-    for (int32_t i = 0; i < count; i += kWide) load_strip(vector.type, spans[0], i).store(out + i);
-}
-
 // Strips that come next are asked for while the present ones are multiplied: B is read in short runs, which the
 // machine's own prefetching does not foresee.
 void ask_for(const Adapter& adapter, const Strips& strips, int32_t first, int32_t column, int32_t count) {
@@ -94,41 +89,7 @@ void ask_for(const Adapter& adapter, const Strips& strips, int32_t first, int32_
             for (int64_t byte = 0; byte < count * strips.item_bytes(); byte += 64) __builtin_prefetch(span + byte);
 }
 
-// Columns [column, column + count) of an update, at most a span, and its vectors there.
-struct Span {
-    const AdapterUpdate& update;
-    int32_t column;
-    int32_t count;
-    bool has_bias, has_scale;
-    alignas(64) float bias[kSpan];
-    alignas(64) float scale[kSpan];
-
-    Span(const Adapter& adapter, const AdapterUpdate& of, int32_t first)
-        : update(of), column(first), count(std::min(kSpan, of.b.num_columns - first)),
-          has_bias(of.bias.num_strips != 0), has_scale(of.magnitude.num_strips != 0) {
-        if (has_bias) read_vector(adapter, of.bias, column, count, bias);
-        if (has_scale) read_vector(adapter, of.magnitude, column, count, scale);
-    }
-};
-
-// Joins a row's sums with what the base made of it.
-void join(const AdapterWork& work, const Span& span, int32_t row, const float* acc) {
-    const int32_t first = span.update.first_row + span.column;
-    float* y = work.out.f32(row) + first;
-    const float* base_bias = work.bias_of(row);
-    const F32x16 scaling = F32x16::set1(span.update.scaling * work.scale);
-    each_vector(span.count, [&](int32_t i, int32_t lanes) {
-        F32x16 sum = F32x16::load(acc + i), base = load_first(y + i, lanes);
-        if (span.has_bias) sum = sum + F32x16::load(span.bias + i);
-        if (!span.has_scale) return store_first(fma(scaling, sum, base), y + i, lanes);
-        const F32x16 scale = F32x16::load(span.scale + i);
-        if (base_bias == nullptr) return store_first(scale * fma(scaling, sum, base), y + i, lanes);
-        const F32x16 apart = load_first(base_bias + first + i, lanes);
-        store_first(fma(scale, fma(scaling, sum, base - apart), apart), y + i, lanes);
-    });
-}
-
-void expand_rows(const AdapterWork& work, const Adapter& adapter, const Span& span, int32_t place, int32_t count) {
+void expand_rows(const AdapterWork& work, const Adapter& adapter, const AdapterSpan& span, int32_t place, int32_t count) {
     const AdapterUpdate& update = span.update;
     const RowBlock rows(work.rows.rows + place, count);
     alignas(64) float acc[kBlockRows][kSpan];
@@ -145,38 +106,69 @@ void expand_rows(const AdapterWork& work, const Adapter& adapter, const Span& sp
         }
         expand(strips, factors, span.count, first == 0, acc);
     }
-    for (int32_t r = 0; r < rows.num; ++r) join(work, span, rows[r], acc[r]);
+    for (int32_t r = 0; r < rows.num; ++r) span.join(work, rows[r], 0, span.count, acc[r]);
+}
+
+// An item of A, by vectors.
+void shrink_by_vectors(const AdapterWork& work, const UpdateItem& item) {
+    const int32_t num_ranges = num_row_items(*item.segment, kItemRows);
+    const RowRange range(*item.segment, item.index % num_ranges, kItemRows);
+    const auto shrink = work.token_ids != nullptr ? gather_rows : shrink_rows;
+    shrink(work, item.adapter(), *item.part, range, item.index / num_ranges * kStripBlock);
+}
+
+// An item of B, by vectors.
+void expand_by_vectors(const AdapterWork& work, const UpdateItem& item) {
+    const int32_t num_ranges = num_row_items(*item.segment, kItemRows);
+    const RowRange range(*item.segment, item.index % num_ranges, kItemRows);
+    const AdapterSpan span(item.adapter(), *item.part, item.index / num_ranges);
+    for (int32_t place = range.first; place < range.last; place += kBlockRows)
+        expand_rows(work, item.adapter(), span, place, range.last - place);
+}
+
+// How an update is cut into items.
+struct Cut {
+    int32_t rows;
+    int32_t strips;
+};
+
+Cut cut_of([[maybe_unused]] const AdapterWork& work, [[maybe_unused]] const AdapterUpdate& update) {
+#if defined(__AMX_BF16__)
+    if (uses_tiles(work, update)) return {kTileItemRows, kTileStrips};
+#endif
+    return {kItemRows, kStripBlock};
 }
 
 }  // namespace
 
 void adapter_shrink(const AdapterWork& work, Worker& worker) {
-    each_item(
+    each_item<AdapterUpdate>(
         work.rows, [&] { return worker.take_side(); },
         [&](const Adapter& adapter) { return adapter.updates_of(work.op); },
-        [](const AdapterSegment& segment, const AdapterUpdate& update) {
-            return int64_t{num_row_items(segment)} * ceil_div(update.rank(), kStripBlock);
+        [&](const AdapterSegment& segment, const AdapterUpdate& update) {
+            const Cut cut = cut_of(work, update);
+            return int64_t{num_row_items(segment, cut.rows)} * ceil_div(update.rank(), cut.strips);
         },
-        [&](const AdapterSegment& segment, const AdapterUpdate& update, int32_t item) {
-            const RowRange range(segment, item % num_row_items(segment));
-            const int32_t strip = item / num_row_items(segment) * kStripBlock;
-            const auto shrink = work.token_ids != nullptr ? gather_rows : shrink_rows;
-            shrink(work, *segment.adapter, update, range, strip);
+        [&](const UpdateItem& item, [[maybe_unused]] const UpdateItem& next) {
+#if defined(__AMX_BF16__)
+            if (uses_tiles(work, *item.part)) return shrink_by_tiles(work, item, next);
+#endif
+            shrink_by_vectors(work, item);
         });
 }
 
 void adapter_expand(const AdapterWork& work, Worker& worker) {
-    each_item(
+    each_item<AdapterUpdate>(
         work.rows, [&] { return worker.take(); },
         [&](const Adapter& adapter) { return adapter.updates_of(work.op); },
-        [](const AdapterSegment& segment, const AdapterUpdate& update) {
-            return int64_t{num_row_items(segment)} * ceil_div(update.b.num_columns, kSpan);
+        [&](const AdapterSegment& segment, const AdapterUpdate& update) {
+            return int64_t{num_row_items(segment, cut_of(work, update).rows)} * num_spans(update);
         },
-        [&](const AdapterSegment& segment, const AdapterUpdate& update, int32_t item) {
-            const RowRange range(segment, item % num_row_items(segment));
-            const Span span(*segment.adapter, update, item / num_row_items(segment) * kSpan);
-            for (int32_t place = range.first; place < range.last; place += kBlockRows)
-                expand_rows(work, *segment.adapter, span, place, range.last - place);
+        [&](const UpdateItem& item, [[maybe_unused]] const UpdateItem& next) {
+#if defined(__AMX_BF16__)
+            if (uses_tiles(work, *item.part)) return expand_by_tiles(work, item, next);
+#endif
+            expand_by_vectors(work, item);
         });
 }
 

@@ -12,6 +12,8 @@ namespace kvarto::KVARTO_ISA {
 
 namespace {
 
+using Item = AdapterItem<AdapterTokens>;
+
 std::span<const AdapterTokens> tokens_of(const Adapter& adapter, int64_t op) {
     const AdapterTokens* tokens = adapter.tokens_of(op);
     return tokens == nullptr ? std::span<const AdapterTokens>() : std::span(tokens, 1);
@@ -54,27 +56,29 @@ void multiply(const AdapterWork& work, const Adapter& adapter, const AdapterToke
 }  // namespace
 
 void adapter_embeddings(const AdapterWork& work, Worker& worker) {
-    each_item(
+    each_item<AdapterTokens>(
         work.rows, [&] { return worker.take(); }, [&](const Adapter& adapter) { return tokens_of(adapter, work.op); },
-        [](const AdapterSegment& segment, const AdapterTokens&) { return int64_t{num_row_items(segment)}; },
-        [&](const AdapterSegment& segment, const AdapterTokens& tokens, int32_t item) {
-            const RowRange range(segment, item);
+        [](const AdapterSegment& segment, const AdapterTokens&) { return int64_t{num_row_items(segment, kItemRows)}; },
+        [&](const Item& item, const Item&) {
+            const AdapterTokens& tokens = *item.part;
+            const RowRange range(*item.segment, item.index, kItemRows);
             for (int32_t place = range.first; place < range.last; ++place) {
                 const int32_t row = work.rows.rows[place], strip = tokens.strip_of(work.token_ids[row]);
-                if (strip >= 0) read_row(work, *segment.adapter, tokens.rows, strip, row);
+                if (strip >= 0) read_row(work, item.adapter(), tokens.rows, strip, row);
             }
         });
 }
 
 void adapter_logits(const AdapterWork& work, Worker& worker) {
-    each_item(
+    each_item<AdapterTokens>(
         work.rows, [&] { return worker.take(); }, [&](const Adapter& adapter) { return tokens_of(adapter, work.op); },
         [](const AdapterSegment& segment, const AdapterTokens& tokens) {
-            return int64_t{num_row_items(segment)} * ceil_div(tokens.rows.num_strips, kStripBlock);
+            return int64_t{num_row_items(segment, kItemRows)} * ceil_div(tokens.rows.num_strips, kStripBlock);
         },
-        [&](const AdapterSegment& segment, const AdapterTokens& tokens, int32_t item) {
-            const RowRange range(segment, item % num_row_items(segment));
-            multiply(work, *segment.adapter, tokens, range, item / num_row_items(segment) * kStripBlock);
+        [&](const Item& item, const Item&) {
+            const int32_t num_ranges = num_row_items(*item.segment, kItemRows);
+            const RowRange range(*item.segment, item.index % num_ranges, kItemRows);
+            multiply(work, item.adapter(), *item.part, range, item.index / num_ranges * kStripBlock);
         });
 }
 

@@ -14,6 +14,7 @@
 #if defined(__AMX_BF16__)
 
 #include "ops/attention_amx_softmax.h"
+#include "ops/flush_denormals.h"
 #include "ops/kv_page.h"
 #include "weights/unpack.h"
 
@@ -26,18 +27,6 @@ inline constexpr int32_t kGroupKeys = 16;
 struct KeyGroup {
     const std::byte *keys = nullptr, *values = nullptr;  // null where there are none
     int32_t num_keys = 0;                                // before the context's end
-};
-
-// Denormal numbers are 0 while it lives, as they are to tiles.
-class FlushDenormals {
-public:
-    FlushDenormals() : before_(_mm_getcsr()) { _mm_setcsr(before_ | 0x8040U); }
-    ~FlushDenormals() { _mm_setcsr(before_); }
-    FlushDenormals(const FlushDenormals&) = delete;
-    FlushDenormals& operator=(const FlushDenormals&) = delete;
-
-private:
-    const uint32_t before_;
 };
 
 // The elements of 32 bfloat16 with even and with odd indices.

@@ -17,6 +17,7 @@
 
 #include "ops/activation.h"
 #include "ops/linear_bf16_unpack.h"
+#include "ops/prefetch.h"
 #include "simd/tiles.h"
 
 namespace kvarto::KVARTO_ISA {
@@ -96,8 +97,6 @@ struct Place {
 
     bool is_whole() const { return num_rows == 16 && num_lanes == kLanes; }
 };
-
-KVARTO_INLINE inline void prefetch_to_write(const std::byte* line) { asm volatile("prefetchw %0" ::"m"(*line)); }
 
 // What is not whole goes through memory beside it.
 template <int tile> [[gnu::noinline]] void load_some_sums(const Place& place) {

@@ -146,9 +146,11 @@ def open_backend(
     page_size: int = 16,
     device: str = "cpu",
     threads: int = 1,
+    num_slots: int = 4000,
     change: Callable[[Weight, Array], Array] = lambda _, values: values,
 ) -> Opened:
-    """`dtype` is that of matrices, but for int8, where they are Q4_1. `change` is made to each weight's values."""
+    """`dtype` is that of matrices, but for int8, where they are Q4_1. `num_slots`: of tokens, in
+    pages. `change` is made to each weight's values."""
     if kind == "reference":
         backend: TestedBackend = ReferenceBackend(device, threads=threads if device == "cpu" else None)
         program = build_program(parse_config(config), dtype)
@@ -159,7 +161,7 @@ def open_backend(
         program = packed(build_program(parse_config(config), DType.F32), format)
     kv_format = program.kv_format(kv_dtype, page_size)
     scratch = {i: backend.scratch_bytes(op, program, limits, kv_format) for i, op in enumerate(program.ops)}
-    num_pages = 4000 // page_size * len(program.layer_groups)
+    num_pages = num_slots // page_size * len(program.layer_groups)
     layout = plan(program, Budget(1 << 30, "test"), limits, kv_dtype, page_size, scratch, num_pages)
     backend.open(program, layout)
     rng = np.random.default_rng(1)

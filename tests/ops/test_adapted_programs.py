@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,8 +13,9 @@ from kvarto.adapters.targets import Role, targets_of
 from kvarto.core import _native
 from kvarto.core.dtype import DType
 from kvarto.core.program import Program
-from tests.ops.adapters import Draw, drawn, merged, with_adapters, with_tokens
-from tests.ops.one_op import Array, assert_same_bits
+from tests.ops.adapted import Request, alone, mixed
+from tests.ops.adapters import Draw, drawn, merged, with_tokens
+from tests.ops.one_op import assert_same_bits
 from tests.ops.opened import LIMITS, LLAMA, TINY, Opened, open_backend
 
 ATTENTION = tuple(f"self_attn.{name}_proj" for name in "qkvo")
@@ -46,15 +47,6 @@ def adapters_of(program: Program) -> list[Adapter]:
     ]
 
 
-@dataclass(frozen=True)
-class Request:
-    """A prompt, its adapter, and where that begins."""
-
-    prompt: Array
-    adapter: int | None
-    start: int = 0
-
-
 def requests() -> list[Request]:
     rng = np.random.default_rng(2)
     lengths = (90, 40, 1, 64, 5, 33, 70, 2, 17, 60, 9, 30)
@@ -72,39 +64,6 @@ def opened_with_adapters(kind: str, threads: int = 1, page_size: int = 16) -> Op
     for adapter in adapters_of(opened.program):
         shelf.bind(adapter)
     return opened
-
-
-def alone(opened: Opened, request: Request) -> Array:
-    """Logits of all its tokens, in one step."""
-    opened.poison()
-    length = len(request.prompt)
-    step = opened.step([(request.prompt, opened.tables([length])[0], 0, length)])
-    if request.adapter is not None:
-        step = with_adapters(step, [request.adapter], [request.start])
-    drawn_ids = opened.backend.run(step).token_ids
-    logits = opened.backend.logits_of_last_step()
-    np.testing.assert_array_equal(drawn_ids, logits.argmax(-1))
-    return logits
-
-
-def mixed(opened: Opened, asked: Sequence[Request], max_chunk: int) -> list[Array]:
-    """The same of all of them together: random chunks of random subsets until all are done."""
-    rng = np.random.default_rng(max_chunk)
-    opened.poison()
-    tables = opened.tables([len(request.prompt) for request in asked])
-    done = np.zeros(len(asked), np.int64)
-    logits: list[list[Array]] = [[] for _ in asked]
-    while left := [s for s, request in enumerate(asked) if done[s] < len(request.prompt)]:
-        chosen = rng.permutation(left)[: rng.integers(1, len(left) + 1)]
-        ends = [min(len(asked[s].prompt), int(done[s]) + int(rng.integers(1, max_chunk + 1))) for s in chosen]
-        parts = [(asked[s].prompt, tables[s], int(done[s]), end) for s, end in zip(chosen, ends, strict=True)]
-        handles, starts = [asked[s].adapter for s in chosen], [asked[s].start for s in chosen]
-        opened.backend.run(with_adapters(opened.step(parts), handles, starts))
-        rows = np.split(opened.backend.logits_of_last_step(), np.cumsum(ends - done[chosen])[:-1])
-        for s, end, part in zip(chosen, ends, rows, strict=True):
-            logits[s].append(part)
-            done[s] = end
-    return [np.concatenate(parts) for parts in logits]
 
 
 @pytest.mark.parametrize("kind", ["reference", "native", *ROUNDED])

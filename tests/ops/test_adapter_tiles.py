@@ -1,0 +1,82 @@
+"""Adapters in bfloat16 beside products in matrix tiles: few rows, many rows and ranks of all sizes are multiplied in
+ways of their own, which must give the same bits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from kvarto.adapters.adapter import Adapter
+from kvarto.adapters.targets import targets_of
+from kvarto.core import _native
+from kvarto.core.dtype import DType
+from tests.ops.adapted import Request, alone, mixed
+from tests.ops.adapters import Draw, drawn
+from tests.ops.one_op import assert_same_bits
+from tests.ops.opened import LIMITS, LLAMA, Opened, open_backend
+
+pytestmark = pytest.mark.skipif("amx" not in _native.ops.isas(), reason="needs matrix tiles")
+BF16 = (DType.BF16, DType.BF16)
+WIDE = LLAMA | {"hidden_size": 544, "intermediate_size": 1088, "num_hidden_layers": 2}
+MODULES = ("self_attn.q_proj", "self_attn.v_proj", "self_attn.o_proj", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
+DRAWS = (
+    Draw(1, BF16, 0.5, 0.5, seed=1),
+    Draw(8, BF16, 0.3, 0.1, seed=2),
+    Draw(17, BF16, 0.2, 0.1, has_bias=True, seed=3),
+    Draw(32, BF16, 0.2, 0.07, has_magnitude=True, seed=4),
+    Draw(40, BF16, -0.4, 0.1, seed=5),
+    Draw(133, BF16, 0.1, 0.04, has_bias=True, has_magnitude=True, seed=6),
+    Draw(257, BF16, 0.3, 0.06, seed=7),  # more than tiles are for
+)
+LENGTHS = (150, 1, 2, 5, 70, 33, 131, 3, 4, 17, 90, 1)
+
+
+def opened(kind: str, threads: int = 1, page_size: int = 16) -> Opened:
+    limits = replace(
+        LIMITS, max_tokens=sum(LENGTHS), max_samples=sum(LENGTHS), max_lora_rank=max(draw.rank for draw in DRAWS)
+    )
+    program = open_backend(WIDE, kind, limits=limits, threads=threads, page_size=page_size, num_slots=80_000)
+    shelf = program.shelf()
+    for draw in DRAWS:
+        shelf.bind(adapter_of(program, draw))
+    return program
+
+
+def adapter_of(program: Opened, draw: Draw) -> Adapter:
+    base = targets_of(program.program)
+    return drawn([base.find(f"model.layers.{layer}.{name}") for layer in range(2) for name in MODULES], draw)
+
+
+def requests() -> list[Request]:
+    rng = np.random.default_rng(3)
+    return [Request(rng.integers(0, 211, length), index % len(DRAWS)) for index, length in enumerate(LENGTHS)]
+
+
+@pytest.mark.parametrize(("max_chunk", "page_size"), [(3, 32), (160, 16), (12, 48)])
+def test_bits_do_not_depend_on_the_batch(max_chunk: int, page_size: int) -> None:
+    asked, whole = requests(), opened("native bf16")
+    want = [alone(whole, request) for request in asked]
+    whole.backend.close()
+    parts = opened("native bf16", threads=2, page_size=page_size)
+    for got, logits in zip(mixed(parts, asked, max_chunk), want, strict=True):
+        assert_same_bits(got, logits)
+    parts.backend.close()
+
+
+@pytest.mark.parametrize("handle", range(len(DRAWS)))
+def test_is_near_what_float32_gives(handle: int) -> None:
+    rounded, exact = opened("native bf16"), opened("native q4 f32")
+    prompt = np.random.default_rng(handle).integers(0, 211, 40)
+    for part in (prompt, prompt[:2]):
+        (base, want), (near_base, near) = (
+            [alone(each, Request(part, adapter)) for adapter in (None, handle)] for each in (exact, rounded)
+        )
+        rounding = np.abs(near_base - base).mean()
+        change = np.abs(want - base).mean()
+        assert change > 5 * rounding, "a strip in the wrong place would not show"
+        assert np.abs(near - want).mean() < 2 * rounding + 0.05 * change
+    rounded.backend.close()
+    exact.backend.close()
