@@ -1,6 +1,6 @@
 """Logits with adapters that PEFT trained, saved and loads are PEFT's: each alone, and all in mixed batches.
 
-Both backends, in float32: within 1e-4 of PEFT's for the whole model, and the same bits alone and among others.
+Both backends, in float32: within 1e-4, absolutely, of PEFT's for the whole model, and the same bits alone and among others.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def train(model: Any, case: Case, folder: Path) -> None:
     for name, parameter in wrapped.named_parameters():
         if "lora_" in name or "trainable_tokens" in name:
             dtype = case.dtypes[0 if "_A" in name else 1]
-            scale = parameter.data.abs().mean() if "magnitude" in name else 0.2
+            scale = parameter.data.abs().mean() if "magnitude" in name else 0.1
             drawn = torch.rand_like(parameter) + 0.5 if "magnitude" in name else torch.randn_like(parameter)
             parameter.data = (drawn * scale).to(getattr(torch, dtype))
     wrapped.save_pretrained(folder)
@@ -135,7 +135,7 @@ def test_each_adapter_alone_gives_pefts_logits(world: World, kind: str) -> None:
     for case in world.cases():
         got, want = world.alone[kind][case.index], world.peft_logits[case.index]
         error = np.abs(got - want).max()
-        if not error <= TOLERANCE * max(1.0, np.abs(want).max()):
+        if not error <= TOLERANCE:
             far.append(f"{case.name}: {error:.2e} of {np.abs(want).max():.1f}, {case.options}, {case.dtypes}")
     assert not far, "\n".join(far)
 
