@@ -1,6 +1,7 @@
 """Logits with adapters that PEFT trained, saved and loads are PEFT's: each alone, and all in mixed batches.
 
-Both backends, in float32: within 1e-4, absolutely, of PEFT's for the whole model, and the same bits alone and among others.
+Both backends, in float32: within 1e-4 of PEFT's, absolutely, for the whole model; and the same bits alone and among
+others.
 """
 
 from __future__ import annotations
