@@ -252,7 +252,7 @@ void add_strips(const StripColumns& strips, const StripColumns& ahead, const flo
         }
         unrolled<kStripsAtOnce>([&]<int s>() KVARTO_INLINE {
             if ((i / kWide + s) % 2 == 0)  // a line of each strip in two turns
-                _mm_prefetch(reinterpret_cast<const char*>(ahead.at[s] + 2 * i), _MM_HINT_T0);
+                _mm_prefetch(reinterpret_cast<const char*>(ahead.at[s] + 2 * i), _MM_HINT_T1);
             const F32x16 column = F32x16::load_bf16(reinterpret_cast<const uint16_t*>(strips.at[s]) + i);
             for (int r = 0; r < R; ++r)
                 sums[r][s % 2] = _mm512_fmadd_ps(_mm512_set1_ps(t[r][first + s]), column.v, sums[r][s % 2]);
