@@ -3,6 +3,7 @@
 
 namespace kvarto {
 
+void bind_adapters(nanobind::module_& adapters);
 void bind_memory(nanobind::module_& memory);
 void bind_ops(nanobind::module_& ops);
 void bind_ops_attention(nanobind::module_& ops);
@@ -18,6 +19,8 @@ void bind_weights(nanobind::module_& weights);
 NB_MODULE(_native, module) {
     nanobind::set_leak_warnings(false);  // an engine's objects live as long as its process, and no collection sees them
     module.doc() = "Kvarto's native code: one submodule per room.";
+    auto adapters = module.def_submodule("adapters", "From files of adapters to the bytes of their pages.");
+    kvarto::bind_adapters(adapters);
     auto memory = module.def_submodule("memory", "Which pages are free, and who keeps the others.");
     kvarto::bind_memory(memory);
     auto ops = module.def_submodule("ops", "Instruction sets, kernels and compiled programs.");

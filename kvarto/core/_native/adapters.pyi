@@ -1,0 +1,21 @@
+"""From files of adapters to the bytes of their pages. What the fields mean: native/adapters/pack_plan.h."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+class FileTensor:
+    def __init__(
+        self,
+        offset: int,
+        num_rows: int,
+        num_columns: int,
+        start: int,
+        type: int,
+        is_transposed: bool,
+        is_beside: bool,
+        num_heads: int,
+    ) -> None: ...
+
+class PackPlan:
+    def __init__(self, tensors: list[FileTensor], file_bytes: int, stream_bytes: int, beside_bytes: int) -> None: ...
+    def pack(self, file: int, stream: NDArray[np.uint8], beside: NDArray[np.uint8]) -> int | None: ...

@@ -1,0 +1,74 @@
+#include "adapters/pack_plan.h"
+
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+#include "adapters/file_rows.h"
+
+namespace kvarto {
+
+namespace {
+
+constexpr int64_t kMostElements = int64_t{1} << 48;  // sizes of a few of them do not overflow
+
+void require(bool holds, const std::string& what) {
+    if (!holds) throw std::invalid_argument("packing: " + what);
+}
+
+void check(const FileTensor& tensor, int64_t file_bytes, int64_t target_bytes) {
+    require(tensor.type <= FileType::kQ8_0, "no such type of tensors");
+    require(tensor.num_rows > 0 && tensor.num_columns > 0, "a tensor without values");
+    require(tensor.num_rows <= kMostElements / tensor.num_columns, "a tensor of too many values");
+    require(tensor.type != FileType::kQ8_0 || tensor.num_columns % 32 == 0, "a row that is no whole number of blocks");
+    require(tensor.num_heads >= 0 && (tensor.num_heads == 0 || tensor.num_rows % (2 * tensor.num_heads) == 0),
+            "rows that are no whole number of heads");
+    require(tensor.lies_as_wanted() || tensor.row_bytes() <= kBlockBytes, "a row too long to be rearranged");
+    require(tensor.offset >= 0 && tensor.offset <= file_bytes - tensor.file_bytes(), "a tensor outside of the file");
+    require(tensor.start >= 0 && tensor.start <= target_bytes - tensor.size_bytes(), "a tensor outside of its target");
+    require(tensor.start % tensor.item_bytes() == 0, "a tensor that begins inside a value");
+}
+
+bool is_aligned(std::span<std::byte> target) { return reinterpret_cast<uintptr_t>(target.data()) % 4 == 0; }
+
+}  // namespace
+
+PackPlan::PackPlan(std::vector<FileTensor> tensors, int64_t file_bytes, int64_t stream_bytes, int64_t beside_bytes)
+    : tensors_(std::move(tensors)), stream_bytes_(stream_bytes), beside_bytes_(beside_bytes) {
+    require(file_bytes >= 0 && stream_bytes >= 0 && beside_bytes >= 0, "a negative size");
+    for (const FileTensor& tensor : tensors_) check(tensor, file_bytes, tensor.is_beside ? beside_bytes : stream_bytes);
+    stream_gaps_ = gaps(false, stream_bytes);
+    beside_gaps_ = gaps(true, beside_bytes);
+}
+
+std::vector<PackPlan::Gap> PackPlan::gaps(bool is_beside, int64_t size_bytes) const {
+    std::vector<Gap> filled, found;
+    for (const FileTensor& tensor : tensors_)
+        if (tensor.is_beside == is_beside) filled.push_back({tensor.start, tensor.start + tensor.size_bytes()});
+    std::ranges::sort(filled, {}, &Gap::start);
+    int64_t end = 0;
+    for (const Gap& each : filled) {
+        require(each.start >= end, "two tensors in one place");
+        if (each.start > end) found.push_back({end, each.start});
+        end = each.end;
+    }
+    if (end < size_bytes) found.push_back({end, size_bytes});
+    return found;
+}
+
+PackPlan::Result PackPlan::pack(int file, std::span<std::byte> stream, std::span<std::byte> beside) const {
+    require(std::cmp_greater_equal(stream.size(), stream_bytes_) && is_aligned(stream), "the stream has no room");
+    require(std::cmp_greater_equal(beside.size(), beside_bytes_) && is_aligned(beside), "what goes beside has no room");
+    for (size_t i = 0; i < tensors_.size(); ++i) {
+        const FileTensor& tensor = tensors_[i];
+        const Result result = read_tensor(file, tensor, (tensor.is_beside ? beside : stream).data() + tensor.start);
+        if (result.end != End::kDone) return {result.end, static_cast<int64_t>(i), result.error};
+    }
+    for (const Gap& gap : stream_gaps_) std::fill(stream.begin() + gap.start, stream.begin() + gap.end, std::byte{0});
+    for (const Gap& gap : beside_gaps_) std::fill(beside.begin() + gap.start, beside.begin() + gap.end, std::byte{0});
+    std::fill(stream.begin() + stream_bytes_, stream.end(), std::byte{0});
+    return {};
+}
+
+}  // namespace kvarto

@@ -1,0 +1,68 @@
+// One pass over an adapter's file: each value is checked once and put where the adapter's stream has it.
+//
+//     file:   | header | tensor | tensor | ...        rows as they lie there, in any order
+//     stream: | A0: rows | B0: columns | ... | 0 0 |  as pages have it (kvarto/adapters/packing.py)
+//     beside: | values that the stream does not have as they are |
+//
+// A plan says where each tensor goes; it is made once for all adapters of one shape. Knows neither pages nor names.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace kvarto {
+
+enum class FileType : uint8_t { kF32, kF16, kBF16, kQ8_0 };  // the last becomes float32
+
+struct FileTensor {
+    int64_t offset;       // of its first byte, in the file
+    int64_t num_rows;     // as they lie in the file
+    int64_t num_columns;
+    int64_t start;        // of its first byte, in the stream or beside it
+    FileType type;
+    bool is_transposed;   // its columns follow each other there
+    bool is_beside;
+    int64_t num_heads;    // not 0: a head's two halves lie row by row in turns, and come apart
+
+    int64_t item_bytes() const { return type == FileType::kF16 || type == FileType::kBF16 ? 2 : 4; }
+    int64_t row_bytes() const { return num_columns * item_bytes(); }
+    int64_t size_bytes() const { return num_rows * row_bytes(); }
+    int64_t file_row_bytes() const { return type == FileType::kQ8_0 ? num_columns / 32 * 34 : row_bytes(); }
+    int64_t file_bytes() const { return num_rows * file_row_bytes(); }
+    bool lies_as_wanted() const { return type != FileType::kQ8_0 && !is_transposed && num_heads == 0; }
+    // Where a row of the file lies among those wanted.
+    int64_t place_of(int64_t row) const;
+};
+
+class PackPlan {
+public:
+    enum class End { kDone, kNotFinite, kFileEnded, kFailed };
+    struct Result {
+        End end = End::kDone;
+        int64_t tensor = 0;  // the one at which it ended
+        int error = 0;       // errno, where reading failed
+    };
+
+    // Throws std::invalid_argument where a tensor leaves the file or its target, or meets another there.
+    PackPlan(std::vector<FileTensor> tensors, int64_t file_bytes, int64_t stream_bytes, int64_t beside_bytes);
+
+    // Reads the file through a descriptor, whose position stays. Bytes of the stream that no tensor has are zero, to
+    // the end of `stream`, which may be longer. Safe from several threads. Throws std::invalid_argument for targets that
+    // are too short or lie at no multiple of 4 bytes.
+    Result pack(int file, std::span<std::byte> stream, std::span<std::byte> beside) const;
+
+private:
+    struct Gap {
+        int64_t start, end;
+    };
+    // What no tensor fills of a target.
+    std::vector<Gap> gaps(bool is_beside, int64_t size_bytes) const;
+
+    std::vector<FileTensor> tensors_;
+    int64_t stream_bytes_, beside_bytes_;
+    std::vector<Gap> stream_gaps_, beside_gaps_;
+};
+
+}  // namespace kvarto

@@ -1,0 +1,86 @@
+// Adapters on their way from files to pages.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/vector.h>
+
+#include <cerrno>
+#include <optional>
+#include <stdexcept>
+#include <utility>
+
+#include "adapters/pack_plan.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace kvarto {
+
+namespace {
+
+// Bytes of an array, borrowed while a call fills it.
+class BorrowedBytes {
+public:
+    explicit BorrowedBytes(nb::handle array) {
+        if (PyObject_GetBuffer(array.ptr(), &buffer_, PyBUF_C_CONTIGUOUS | PyBUF_WRITABLE) != 0)
+            throw nb::python_error();
+    }
+    ~BorrowedBytes() { PyBuffer_Release(&buffer_); }
+    BorrowedBytes(const BorrowedBytes&) = delete;
+    BorrowedBytes& operator=(const BorrowedBytes&) = delete;
+
+    std::span<std::byte> span() const {
+        return {static_cast<std::byte*>(buffer_.buf), static_cast<size_t>(buffer_.len)};
+    }
+
+private:
+    Py_buffer buffer_;
+};
+
+FileTensor file_tensor(int64_t offset, int64_t num_rows, int64_t num_columns, int64_t start, int32_t type,
+                       bool is_transposed, bool is_beside, int64_t num_heads) {
+    if (type < 0 || type > static_cast<int32_t>(FileType::kQ8_0))
+        throw std::invalid_argument("packing: no such type of tensors");
+    return {offset, num_rows, num_columns, start, static_cast<FileType>(type), is_transposed, is_beside, num_heads};
+}
+
+[[noreturn]] void raise(const PackPlan::Result& result) {
+    if (result.end == PackPlan::End::kFailed) {
+        errno = result.error;
+        PyErr_SetFromErrno(PyExc_OSError);
+    } else {
+        PyErr_SetString(PyExc_EOFError, "the file ended before the last tensor");
+    }
+    throw nb::python_error();
+}
+
+std::optional<int64_t> pack(const PackPlan& plan, int file, nb::handle stream, nb::handle beside) {
+    const BorrowedBytes stream_bytes(stream), beside_bytes(beside);
+    PackPlan::Result result;
+    {
+        const nb::gil_scoped_release released;
+        result = plan.pack(file, stream_bytes.span(), beside_bytes.span());
+    }
+    if (result.end == PackPlan::End::kDone) return std::nullopt;
+    if (result.end == PackPlan::End::kNotFinite) return result.tensor;
+    raise(result);
+}
+
+}  // namespace
+
+void bind_adapters(nb::module_& adapters) {
+    nb::class_<FileTensor>(adapters, "FileTensor", "Where a tensor lies in a file, and where it goes.")
+        .def("__init__", [](FileTensor* self, int64_t offset, int64_t num_rows, int64_t num_columns, int64_t start,
+                            int32_t type, bool is_transposed, bool is_beside, int64_t num_heads) {
+            new (self) FileTensor(
+                file_tensor(offset, num_rows, num_columns, start, type, is_transposed, is_beside, num_heads));
+        }, "offset"_a, "num_rows"_a, "num_columns"_a, "start"_a, "type"_a, "is_transposed"_a, "is_beside"_a,
+             "num_heads"_a);
+    nb::class_<PackPlan>(adapters, "PackPlan", "One pass over an adapter's file; see native/adapters/pack_plan.h.")
+        .def(nb::init<std::vector<FileTensor>, int64_t, int64_t, int64_t>(), "tensors"_a, "file_bytes"_a,
+             "stream_bytes"_a, "beside_bytes"_a)
+        .def("pack", &pack, "file"_a, "stream"_a, "beside"_a,
+             "Fill both from an open descriptor, the interpreter's lock released. Returns the index of the first tensor "
+             "with a value that is not finite, or None. Raises OSError, and EOFError where the file has become shorter.");
+}
+
+}  // namespace kvarto
