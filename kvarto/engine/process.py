@@ -22,6 +22,9 @@ from kvarto.engine.malloc import keep_heap_small
 from kvarto.engine.messages import LoadFailed, Phase, Progress
 
 EXIT_LOAD_FAILED = 1
+SWITCH_INTERVAL_S = 0.0005
+"""After so long a thread that runs Python gives the interpreter's lock to one that waits: the loop must not wait for a
+thread that reads an adapter's header. Python's own is ten times as long."""
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +52,7 @@ def main() -> int:
 
 def _prepare_process() -> None:
     keep_heap_small()
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     faulthandler.enable()
     logging.basicConfig(format="kvarto engine: %(message)s", level=logging.WARNING)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server, which drains first
