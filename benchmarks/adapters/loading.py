@@ -5,19 +5,23 @@
                                                                  as many bytes a second as half of what the disk reads
 
 Each adapter is asked for once, by a request of one token in and one out, and its files are out of the page cache, so
-every load goes from the disk to the pages. `--rounds` pairs of runs take turns; medians of the 99th percentiles are
-compared. CPU seconds are those of the server's whole tree beyond the run without loading, per GB of adapters loaded.
+every load goes from the disk to the pages. A third run asks as often, in the same way, for a few adapters that are on
+the device already: what it costs is the price of the requests, and what loading costs beyond it is that of the loads.
+`--rounds` of the three runs take turns; medians of the 99th percentiles are compared. CPU seconds are those of the
+server's whole tree beyond the run of requests alone, per GB of adapters loaded.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import os
 import statistics
 import tempfile
 import time
 from dataclasses import dataclass
+from itertools import cycle, islice
 from pathlib import Path
 
 from benchmarks.peers.process_tree import cpu_s, tree
@@ -32,6 +36,8 @@ from kvarto.core.errors import KvartoError
 from kvarto.core.units import format_bytes
 
 PROMPT, OUTPUT = LengthRange(64), LengthRange(200)
+NUM_RESIDENT = 8
+"""Adapters that the run of requests alone asks for."""
 _DIRECT_BYTES = 4 << 20
 
 
@@ -96,7 +102,7 @@ def disk_bytes_per_s(folder: Path) -> float:
 
 
 async def ask_for(client: OpenAIClient, name: str, run: Run) -> None:
-    """One token of an adapter that is still on the disk."""
+    """One token of an adapter."""
     try:
         await client.post("/v1/completions", {"model": name, "prompt": [1], "max_tokens": 1, "temperature": 0})
         run.num_loaded += 1
@@ -143,29 +149,50 @@ def main() -> None:
             rate = flags.disk_share * disk / size
             print(f"the disk reads {format_bytes(round(disk))}/s; {flags.disk_share:.0%} of it: {rate:.1f} adapters/s")
         adapters = folder / "adapters"
-        names, size = make_adapters(flags, adapters, round(rate * flags.seconds * flags.rounds))
+        names, size = make_adapters(flags, adapters, NUM_RESIDENT + round(rate * flags.seconds * flags.rounds))
+        resident, names = names[:NUM_RESIDENT], names[NUM_RESIDENT:]
         print(f"{len(names):,} adapters of {format_bytes(size)}")
         with local_server([flags.model, "--adapter-dir", str(adapters), "--max-lora-rank", str(flags.rank)]) as url:
-            runs = [
-                (asyncio.run(one_run(url, flags, 2 * turn, [], rate)),
-                 asyncio.run(one_run(url, flags, 2 * turn + 1, names, rate)))
-                for turn in range(flags.rounds)
-            ]  # fmt: skip
+            runs = [three_runs(url, flags, turn, resident, names, rate) for turn in range(flags.rounds)]
     show(runs, size)
 
 
-def show(runs: list[tuple[Run, Run]], size: int) -> None:
-    for alone, loading in runs:
-        print(
-            f"alone p50 {alone.p50_ms:.1f} p99 {alone.p99_ms:.1f} ms | loading p50 {loading.p50_ms:.1f} "
-            f"p99 {loading.p99_ms:.1f} ms, {loading.num_loaded} adapters in {loading.duration_s:.1f} s, "
-            f"{loading.num_failed} failed"
-        )
-    p99 = [statistics.median(each.p99_ms for each in kind) for kind in zip(*runs, strict=True)]
-    print(f"p99 between tokens, medians: {p99[0]:.1f} and {p99[1]:.1f} ms, {p99[1] / p99[0] - 1:+.1%}")
-    num_bytes = sum(loading.num_loaded for _, loading in runs) * size
-    extra_s = sum(loading.cpu_s - alone.cpu_s for alone, loading in runs)
+def three_runs(
+    url: str, flags: argparse.Namespace, turn: int, resident: list[str], names: list[str], rate: float
+) -> tuple[Run, Run, Run]:
+    """Alone; with requests for adapters that are there; with requests for adapters that are not."""
+    alone = asyncio.run(one_run(url, flags, 3 * turn, [], rate))
+    asyncio.run(warm_up(url, resident))
+    asked = list(islice(cycle(resident), round(rate * flags.seconds)))
+    return (
+        alone,
+        asyncio.run(one_run(url, flags, 3 * turn + 1, asked, rate)),
+        asyncio.run(one_run(url, flags, 3 * turn + 2, names, rate)),
+    )
+
+
+async def warm_up(url: str, names: list[str]) -> None:
+    """Bring these adapters to the device."""
+    async with OpenAIClient(url) as client:
+        for name in names:
+            await ask_for(client, name, Run(0, 0, 0, 0))
+
+
+def show(runs: list[tuple[Run, Run, Run]], size: int) -> None:
+    for three in runs:
+        for name, run in zip(("alone", "resident", "loading"), three, strict=True):
+            print(
+                f"{name:9} p50 {run.p50_ms:6.1f} p99 {run.p99_ms:6.1f} ms, {run.num_loaded:4} requests for adapters in "
+                f"{run.duration_s:5.1f} s ({run.num_loaded / run.duration_s:.1f}/s), {run.num_failed} failed"
+            )
+    alone, resident, loading = (statistics.median(each.p99_ms for each in kind) for kind in zip(*runs, strict=True))
+    print(f"p99 between tokens, medians: {alone:.1f}, {resident:.1f} and {loading:.1f} ms")
+    print(f"requests {resident / alone - 1:+.1%}, loads beyond them {loading / resident - 1:+.1%}")
+    num_bytes = sum(loading.num_loaded for *_, loading in runs) * size
+    extra_s = sum(loading.cpu_s - resident.cpu_s for _, resident, loading in runs)
     print(f"{extra_s / (num_bytes / 1e9):.2f} CPU seconds per GB loaded")
+    result = {"p99_ms": {"alone": alone, "resident": resident, "loading": loading}}
+    print(json.dumps(result | {"loads_per_s": statistics.median(r.num_loaded / r.duration_s for *_, r in runs)}))
 
 
 if __name__ == "__main__":
