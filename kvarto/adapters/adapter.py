@@ -1,11 +1,12 @@
-"""An adapter as a value: which bands of which weights it updates, by what, and when. It has no name and no folder."""
+"""An adapter as a value: which bands of which weights it updates, by what, and when. It has no name and no file."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
-from kvarto.adapters.arrays import LazyArray
+from kvarto.adapters.arrays import StoredArray
 from kvarto.adapters.targets import Role, Target
 
 
@@ -19,16 +20,16 @@ class LowRankUpdate:
     target: Target
     rank: int
     scaling: float
-    lora_a: LazyArray
+    lora_a: StoredArray
     """`[rank, in]`."""
-    lora_b: LazyArray
+    lora_b: StoredArray
     """`[out, rank]`."""
-    bias: LazyArray | None = None
+    bias: StoredArray | None = None
     """`[out]`, multiplied by the scaling like the rest of B's output."""
-    magnitude: LazyArray | None = None
+    magnitude: StoredArray | None = None
     """`[out]`, of DoRA (arXiv:2402.09353)."""
 
-    def arrays(self) -> tuple[LazyArray, ...]:
+    def arrays(self) -> tuple[StoredArray, ...]:
         """A, B and what else there is, in this order."""
         return tuple(a for a in (self.lora_a, self.lora_b, self.bias, self.magnitude) if a is not None)
 
@@ -40,13 +41,21 @@ class TokenRows:
     weight: str
     roles: tuple[Role, ...]
     token_ids: tuple[int, ...]
-    rows: LazyArray
+    rows: StoredArray
     """`[tokens, hidden]`."""
 
 
 @dataclass(frozen=True, slots=True)
+class BaseCopy:
+    """A whole weight that was saved along. It changes nothing if it is the base's, which its values alone can show."""
+
+    module: str
+    array: StoredArray
+
+
+@dataclass(frozen=True)
 class Adapter:
-    """Everything that was read of one adapter's files; tensors are still there."""
+    """Everything that the header and the config of one adapter say. Its values are in a file, and enter with it."""
 
     updates: tuple[LowRankUpdate, ...]
     """In the order in which a step meets them, so the first pages serve the first layers; bands never overlap."""
@@ -55,18 +64,20 @@ class Adapter:
     """Active from the last place where these stand in a row, and nowhere if they do not; empty: active everywhere."""
     warnings: tuple[str, ...] = ()
     """Sentences for people."""
+    copies: tuple[BaseCopy, ...] = ()
+    """To be compared with the base's, in each file anew."""
 
-    @property
+    @cached_property
     def max_rank(self) -> int:
         """The largest rank of its updates."""
         return max((update.rank for update in self.updates), default=0)
 
-    @property
+    @cached_property
     def size_bytes(self) -> int:
         """Bytes of all tensors, as the file has them."""
         return sum(array.size_bytes for array in self.arrays())
 
-    def arrays(self) -> Iterator[LazyArray]:
+    def arrays(self) -> Iterator[StoredArray]:
         """Every tensor: updates in order, then token rows."""
         for update in self.updates:
             yield from update.arrays()

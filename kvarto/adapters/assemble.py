@@ -5,12 +5,12 @@ config, and the adapter and its base.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from kvarto.adapters.adapter import Adapter, LowRankUpdate
-from kvarto.adapters.arrays import LazyArray
+from kvarto.adapters.adapter import Adapter, BaseCopy, LowRankUpdate
+from kvarto.adapters.arrays import StoredArray
 from kvarto.adapters.peft_config import AdapterConfig, shown
 from kvarto.adapters.targets import BaseTargets, Role, Target
 from kvarto.adapters.tensor_names import TensorKind, TensorName
@@ -19,9 +19,7 @@ from kvarto.core.errors import AdapterMismatch, BadAdapter, UnsupportedAdapter
 
 MAX_SHOWN = 4
 
-NamedTensor = tuple[TensorName, LazyArray]
-IsCopy = Callable[[str, LazyArray], bool]
-"""Whether a tensor equals the weight of that module in the base."""
+NamedTensor = tuple[TensorName, StoredArray]
 
 _A_KINDS = (TensorKind.LORA_A, TensorKind.EMBEDDING_A)
 _B_KINDS = (TensorKind.LORA_B, TensorKind.EMBEDDING_B)
@@ -33,9 +31,9 @@ class _Module:
 
     name: str
     trained_name: str
-    tensors: dict[TensorKind, LazyArray]
+    tensors: dict[TensorKind, StoredArray]
 
-    def first(self, kinds: Iterable[TensorKind]) -> LazyArray | None:
+    def first(self, kinds: Iterable[TensorKind]) -> StoredArray | None:
         """The tensor of one of these kinds."""
         return next((self.tensors[kind] for kind in kinds if kind in self.tensors), None)
 
@@ -46,13 +44,11 @@ def assemble(
     base: BaseTargets,
     *,
     max_rank: int,
-    is_copy: IsCopy | None = None,
 ) -> Adapter:
-    """Raises BadAdapter, UnsupportedAdapter or AdapterMismatch. Reads no values but those of copies of the base."""
+    """Raises BadAdapter, UnsupportedAdapter or AdapterMismatch. Reads no values: copies of the base come unchecked."""
     modules = _by_module(tensors)
     _refuse_strangers(modules, base)
-    for module in modules:
-        _settle_copy(module, is_copy)
+    copies = tuple(copy for module in modules if (copy := _taken_copy(module)) is not None)
     updates = [_update(module, config, base, max_rank) for module in modules if _has_update(module)]
     updates.sort(key=lambda update: base.order_of(update.target))
     _refuse_overlaps(updates)
@@ -63,7 +59,7 @@ def assemble(
     _check_tying(updates, config, base)
     _check_invocation(config, base)
     warnings = (*config.warnings, *_missing_modules(config, modules), *_fused_guesses(modules, base))
-    return Adapter(tuple(updates), replaced, config.invocation_tokens, warnings)
+    return Adapter(tuple(updates), replaced, config.invocation_tokens, warnings, copies)
 
 
 def _by_module(tensors: Sequence[NamedTensor]) -> list[_Module]:
@@ -92,16 +88,9 @@ def _refuse_strangers(modules: Sequence[_Module], base: BaseTargets) -> None:
         raise type(errors[0])(f"{errors[0]}{others}")
 
 
-def _settle_copy(module: _Module, is_copy: IsCopy | None) -> None:
+def _taken_copy(module: _Module) -> BaseCopy | None:
     array = module.tensors.pop(TensorKind.BASE_COPY, None)
-    if array is None:
-        return
-    if is_copy is None or not is_copy(module.name, array):
-        raise UnsupportedAdapter(
-            f"tensor `{array.name}` is a whole weight"
-            + (" that differs from the base's" if is_copy else ", and the base's is not at hand to compare with")
-            + "; save with `save_embedding_layers=False`, and train new tokens with `trainable_token_indices`"
-        )
+    return None if array is None else BaseCopy(module.name, array)
 
 
 def _has_update(module: _Module) -> bool:
@@ -142,7 +131,7 @@ def _check_kinds(module: _Module, target: Target) -> None:
             raise BadAdapter(f"tensor `{module.tensors[kind].name}` is {kind}, but `{module.name}` is {what}")
 
 
-def _rank(module: _Module, lora_a: LazyArray, lora_b: LazyArray, target: Target) -> int:
+def _rank(module: _Module, lora_a: StoredArray, lora_b: StoredArray, target: Target) -> int:
     for array in (lora_a, lora_b):
         if len(array.shape) != 2:
             raise UnsupportedAdapter(
@@ -163,7 +152,7 @@ def _rank(module: _Module, lora_a: LazyArray, lora_b: LazyArray, target: Target)
     return lora_a.shape[0]
 
 
-def _vector(module: _Module, kind: TensorKind, target: Target, key: str, *, is_wanted: bool) -> LazyArray | None:
+def _vector(module: _Module, kind: TensorKind, target: Target, key: str, *, is_wanted: bool) -> StoredArray | None:
     array = module.tensors.get(kind)
     if array is not None and not is_wanted:
         raise BadAdapter(f"tensor `{array.name}` is there, but `{key}` is not true in the config; one of them is wrong")
@@ -176,7 +165,7 @@ def _vector(module: _Module, kind: TensorKind, target: Target, key: str, *, is_w
         raise AdapterMismatch(
             f"tensor `{array.name}` has shape {list(array.shape)}; [{target.out_width}] fits the base"
         )
-    return array.mapped((target.out_width,), lambda bits: bits.reshape(-1))
+    return array.reshaped((target.out_width,))
 
 
 def _refuse_overlaps(updates: Sequence[LowRankUpdate]) -> None:

@@ -11,21 +11,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvarto.adapters.adapter import Adapter, LowRankUpdate, TokenRows
-from kvarto.adapters.arrays import LazyArray
-from kvarto.adapters.packing import SCALE_DTYPE, num_pages, stream_bytes, stream_starts, strips_of
+from kvarto.adapters.arrays import StoredArray
+from kvarto.adapters.packing import SCALE_DTYPE, num_pages, stream_starts, strips_of
 from kvarto.adapters.targets import BaseTargets
-from kvarto.core.bound_adapter import BoundAdapter, BoundRows, BoundUpdate, Strips
+from kvarto.core.bound_adapter import BoundAdapter, BoundRows, BoundShape, BoundUpdate, Strips
 from kvarto.core.dtype import DType
 
 
-def bind(adapter: Adapter, base: BaseTargets, pages: NDArray[np.int32], page_bytes: int) -> BoundAdapter:
-    """`pages: [num_pages]`, in the order of `page_images`. The adapter was opened for this base."""
-    wanted = num_pages(stream_bytes(adapter), page_bytes)
-    assert len(pages) == wanted, f"{len(pages)} pages for an adapter of {wanted}"
+def bound_shape(adapter: Adapter, base: BaseTargets) -> BoundShape:
+    """All that backends need but the pages. The adapter was opened for this base."""
     starts = iter(stream_starts(strips_of(adapter)).tolist())
     updates = tuple(_bound_update(update, base, starts) for update in adapter.updates)
     rows = tuple(bound for rows in adapter.token_rows for bound in _bound_rows(rows, base, next(starts)))
-    return BoundAdapter(page_bytes, pages, updates, tuple(sorted(rows, key=lambda bound: bound.op_index)))
+    return BoundShape(updates, tuple(sorted(rows, key=lambda bound: bound.op_index)))
+
+
+def bind(shape: BoundShape, pages: NDArray[np.int32], page_bytes: int) -> BoundAdapter:
+    """`pages: [num_pages]`, in the order in which a `Packer` fills them."""
+    wanted = num_pages(shape.end, page_bytes)
+    assert len(pages) == wanted, f"{len(pages)} pages for an adapter of {wanted}"
+    return BoundAdapter(page_bytes, pages, shape)
 
 
 def unsupported(adapter: Adapter) -> str | None:
@@ -47,7 +52,7 @@ def _bound_update(update: LowRankUpdate, base: BaseTargets, starts: Iterator[int
     )
 
 
-def _vector(array: LazyArray | None, starts: Iterator[int], dtype: DType | None = None) -> Strips | None:
+def _vector(array: StoredArray | None, starts: Iterator[int], dtype: DType | None = None) -> Strips | None:
     return None if array is None else Strips(next(starts), 1, array.shape[0], dtype or array.dtype)
 
 

@@ -1,78 +1,86 @@
 """What an adapter is, as 256 bits: a function of what it does to its base, of no name, folder, file order or key order.
 
-    adapter = blake2b(fields: version, then per update: target, rank, scaling, tensors; token rows; invocation tokens)
-    tensor  = blake2b's fields: what it is, type and shape, and its bytes as the file has them
+    shape   = blake3 of fields: version, then per update: target, rank, scaling, types, shapes; token rows; invocation
+    adapter = blake3 of fields: shape, stream, magnitudes
+
+The stream is what pages hold (packing.py): the bytes of all tensors in an order that follows from the shape, whatever
+the pages' size. A magnitude's place in it is zero here, since what stands there later is the base's work too; the
+magnitudes are a field of their own, as the file has them.
 
 Prefix caches key KV by it, so an adapter that is loaded again under the same name with other weights never meets old
-KV, and equal adapters under two names share pages. Computing it reads every byte, and finds values that are not finite.
+KV, and equal adapters under two names share pages.
 """
 
 from __future__ import annotations
 
 import struct
 from collections import OrderedDict
-from hashlib import blake2b
 from threading import Lock
 
 import numpy as np
+from blake3 import blake3
+from numpy.typing import NDArray
 
 from kvarto.adapters.adapter import Adapter, LowRankUpdate, TokenRows
-from kvarto.adapters.arrays import LazyArray
-from kvarto.adapters.opened import OpenedAdapter
-from kvarto.adapters.pages import ScaleOf, page_images
-from kvarto.core.digest_fields import DIGEST_BYTES, field, field_header
+from kvarto.adapters.arrays import StoredArray
+from kvarto.core.digest_fields import field, field_header
 from kvarto.models.raw_file import FileIdentity
 
-VERSION = b"1"
-_PERSON = b"kvarto adapter"
+VERSION = b"2"
+_SHAPE = "kvarto 2026 shape of an adapter"
+_ADAPTER = "kvarto 2026 adapter"
+_PAGE = "kvarto 2026 page of an adapter"
+
+Bytes = NDArray[np.uint8]
 
 
-def adapter_digest(adapter: Adapter) -> bytes:
-    """32 bytes. Raises BadAdapter where a value is not finite or a file changed."""
-    content = blake2b(field(b"V", VERSION), digest_size=DIGEST_BYTES, person=_PERSON)
+def shape_digest(adapter: Adapter) -> bytes:
+    """32 bytes of all but the values."""
+    shape = blake3(field(b"V", VERSION), derive_key_context=_SHAPE)
     for update in adapter.updates:
-        content.update(_update_fields(update))
-        _add(content, b"A", update.lora_a)
-        _add(content, b"B", update.lora_b)
-        _add(content, b"C", update.bias)
-        _add(content, b"M", update.magnitude)
+        shape.update(_update_fields(update))
     for rows in adapter.token_rows:
-        content.update(_token_fields(rows))
-        _add(content, b"R", rows.rows)
-    content.update(field(b"I", _integers(adapter.invocation_tokens)))
+        shape.update(_token_fields(rows))
+    shape.update(field(b"I", _integers(adapter.invocation_tokens)))
+    return shape.digest()
+
+
+def content_digest(shape: bytes, stream: Bytes, magnitudes: Bytes) -> bytes:
+    """32 bytes. `stream` without the zeros of the last page, `magnitudes` one after the other."""
+    content = blake3(field(b"F", shape) + field_header(b"X", stream.size), derive_key_context=_ADAPTER)
+    content.update(stream.data)
+    content.update(field_header(b"M", magnitudes.size))
+    content.update(magnitudes.data)
     return content.digest()
 
 
-def page_digests(adapter: Adapter, page_bytes: int, scale_of: ScaleOf | None = None) -> list[bytes]:
-    """32 bytes per packed page, for tiers that check what they give back."""
-    images = page_images(adapter, page_bytes, scale_of)
-    return [blake2b(image, digest_size=DIGEST_BYTES).digest() for image in images]
+def page_digests(images: Bytes) -> tuple[bytes, ...]:
+    """32 bytes for each of `[num_pages, page_bytes]`: equal pages are known by them."""
+    return tuple(blake3(image.data, derive_key_context=_PAGE).digest() for image in images)
 
 
 class DigestCache:
-    """Digests by the identity of the files they were computed from. One per base model; safe to use from threads.
-
-    A digest is computed outside the lock: two threads may compute the same one. A file that changes meanwhile raises.
-    """
+    """Digests by the identity of the files they were computed from. One per base model; safe to use from threads."""
 
     def __init__(self, max_entries: int = 1 << 16) -> None:
         self._max_entries = max_entries
         self._lock = Lock()
         self._digests: OrderedDict[tuple[FileIdentity, ...], bytes] = OrderedDict()
 
-    def digest_of(self, opened: OpenedAdapter) -> bytes:
-        """Known, or read and remembered."""
-        key = tuple(file.identity for file in opened.files)
+    def get(self, files: tuple[FileIdentity, ...]) -> bytes | None:
+        """What was put there, if it is still known."""
         with self._lock:
-            if key in self._digests:
-                self._digests.move_to_end(key)
-                return self._digests[key]
-        digest = adapter_digest(opened.adapter)
+            if files not in self._digests:
+                return None
+            self._digests.move_to_end(files)
+            return self._digests[files]
+
+    def put(self, files: tuple[FileIdentity, ...], digest: bytes) -> None:
+        """Remember what these files hold."""
         with self._lock:
-            self._digests[key] = digest
+            self._digests[files] = digest
             while len(self._digests) > self._max_entries:
                 self._digests.popitem(last=False)
-        return digest
 
 
 def _update_fields(update: LowRankUpdate) -> bytes:
@@ -85,20 +93,23 @@ def _update_fields(update: LowRankUpdate) -> bytes:
         + field(b"O", target.role.encode())
         + field(b"N", sizes)
         + field(b"S", scaling)
+        + _array_fields(b"A", update.lora_a)
+        + _array_fields(b"B", update.lora_b)
+        + _array_fields(b"C", update.bias)
+        + _array_fields(b"M", update.magnitude)
     )
 
 
 def _token_fields(rows: TokenRows) -> bytes:
     roles, tokens = " ".join(rows.roles), _integers(rows.token_ids)
-    return field(b"W", rows.weight.encode()) + field(b"O", roles.encode()) + field(b"T", tokens)
+    fields = field(b"W", rows.weight.encode()) + field(b"O", roles.encode()) + field(b"T", tokens)
+    return fields + _array_fields(b"R", rows.rows)
 
 
-def _add(content: blake2b, tag: bytes, array: LazyArray | None) -> None:
+def _array_fields(tag: bytes, array: StoredArray | None) -> bytes:
     if array is None:
-        return
-    content.update(field(tag, array.dtype.encode()) + field(b"D", _integers(array.shape)))
-    content.update(field_header(b"X", array.size_bytes))
-    content.update(np.ascontiguousarray(array.read()).reshape(-1).view(np.uint8).data)
+        return b""
+    return field(tag, array.dtype.encode()) + field(b"D", _integers(array.shape))
 
 
 def _integers(values: tuple[int, ...]) -> bytes:

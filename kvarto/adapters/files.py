@@ -1,12 +1,13 @@
 """Files of adapters: inside the folders that the operator named, of bounded size, and the same when read again.
 
-Nothing stays open: ten thousand adapters may be registered. A file is opened for each read, and refused if it is not
-the one that was checked (device, inode, size and times).
+Nothing stays open: ten thousand adapters may be registered. A file is opened once to be checked and once to be read,
+and refused if it is not the one that was checked (device, inode, size and times).
 """
 
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -86,8 +87,8 @@ def adapter_errors() -> Iterator[None]:
 def confined(path: Path, roots: Sequence[Path]) -> Path:
     """The path without links. Raises BadAdapter where it does not exist, or lies outside all `roots`."""
     try:
-        resolved = path.resolve(strict=True)
-        inside = any(resolved.is_relative_to(root.resolve(strict=True)) for root in roots)
+        resolved = os.path.realpath(path, strict=True)
+        inside = any(_is_below(resolved, os.path.realpath(root, strict=True)) for root in roots)
     except (OSError, RuntimeError, ValueError) as error:  # a loop of links, a zero byte
         why = error.strerror if isinstance(error, OSError) else "it is no path, or its links go round"
         raise BadAdapter(f"`{path}` cannot be opened: {why}") from error
@@ -96,18 +97,43 @@ def confined(path: Path, roots: Sequence[Path]) -> Path:
             f"`{path}` leads to `{resolved}`, outside of {', '.join(f'`{root}`' for root in roots)}; "
             "copy the adapter there, or name its folder"
         )
-    return resolved
+    return Path(resolved)
 
 
-def pin(path: Path, roots: Sequence[Path], max_bytes: int) -> PinnedFile:
-    """Resolve, confine, open and measure. Raises BadAdapter."""
-    resolved = confined(path, roots)
-    with adapter_errors(), opened_file(resolved) as file:
-        identity = file.identity
-        # Where a folder became a link while we looked, the path leads elsewhere by now, or to another file.
-        found = os.stat(resolved)
-        if path.resolve() != resolved or (found.st_dev, found.st_ino) != identity[:2]:
-            raise BadAdapter(f"`{path}` moved while it was opened; load the adapter again")
-    if identity.size_bytes > max_bytes:
-        raise BadAdapter(f"`{path}` has {identity.size_bytes} bytes; at most {max_bytes} are read")
-    return PinnedFile(resolved, identity)
+@contextmanager
+def opened_inside(
+    folder: Path, name: str, roots: Sequence[Path], max_bytes: int
+) -> Iterator[tuple[RawFile, PinnedFile]]:
+    """Open and measure a file of a folder that was `confined`. Raises BadAdapter, also where it changes meanwhile.
+
+    The file lies where its path says, or inside of the roots if that is a link. That somebody made a link of it while
+    we looked shows in its inode; that a folder above became one, the caller finds out with `still_confined`.
+    """
+    path = folder / name
+    resolved = confined(path, roots) if stat.S_ISLNK(os.lstat(path).st_mode) else path
+    with opened_file(resolved) as file:
+        pinned = PinnedFile(resolved, file.identity)
+        found = os.lstat(resolved)
+        is_same = (found.st_dev, found.st_ino) == pinned.identity[:2]
+        if not is_same or (resolved is not path and confined(path, roots) != resolved):
+            raise moved(path)
+        if file.size_bytes > max_bytes:
+            raise BadAdapter(f"`{path}` has {file.size_bytes} bytes; at most {max_bytes} are read")
+        yield file, pinned
+        if file.identity != pinned.identity:
+            raise BadAdapter(f"`{path}` changed while it was read; load the adapter again")
+
+
+def still_confined(path: Path, resolved: Path) -> None:
+    """Raises BadAdapter where a path leads elsewhere by now than it did, by `confined`."""
+    if os.path.realpath(path) != os.fspath(resolved):
+        raise moved(path)
+
+
+def moved(path: Path) -> BadAdapter:
+    """What is raised where files are not what they were a moment ago."""
+    return BadAdapter(f"`{path}` moved while it was opened; load the adapter again")
+
+
+def _is_below(path: str, root: str) -> bool:
+    return path == root or path.startswith(root if root.endswith(os.sep) else root + os.sep)

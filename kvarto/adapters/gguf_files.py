@@ -13,22 +13,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from kvarto.adapters.arrays import Bits, LazyArray
+from kvarto.adapters.arrays import Encoding, StoredArray
 from kvarto.adapters.assemble import NamedTensor, assemble
-from kvarto.adapters.files import AdapterLimits, PinnedFile, adapter_errors, pin
+from kvarto.adapters.files import AdapterLimits, adapter_errors, confined, opened_inside, still_confined
 from kvarto.adapters.opened import OpenedAdapter
 from kvarto.adapters.peft_config import MAX_ALPHA, AdapterConfig, parse_peft_config
+from kvarto.adapters.shape_cache import shape_key
 from kvarto.adapters.targets import BaseTargets
 from kvarto.adapters.tensor_names import TensorKind, TensorName
-from kvarto.core.dtype import DType
 from kvarto.core.errors import AdapterMismatch, BadAdapter, UnsupportedAdapter
-from kvarto.models.gguf import unpermute_heads
 from kvarto.models.gguf_container import GGUFTensor, read_container
 from kvarto.models.gguf_names import Placement, place_tensors
 
@@ -38,8 +37,7 @@ _ARCHITECTURES = {
     "smollm3": "smollm3",
 }  # fmt: skip
 """What llama.cpp calls the models that we have."""
-_DTYPES = {"F32": DType.F32, "F16": DType.F16, "BF16": DType.BF16, "Q8_0": DType.F32}
-"""Values of Q8_0 are products of a float16 and a byte, which only float32 holds exactly."""
+_ENCODINGS = {each.name: each for each in Encoding}
 _READ = ("adapter.type", "adapter.lora.alpha", "adapter.alora.invocation_tokens")
 _INFORMATIVE = ("adapter.lora.task_name", "adapter.lora.prompt_prefix")
 _TABLE = "token_embd.weight"
@@ -54,16 +52,18 @@ def open_gguf_adapter(
     Raises BadAdapter, UnsupportedAdapter or AdapterMismatch.
     """
     limits = limits or AdapterLimits()
-    file = pin(path, roots, limits.max_file_bytes)
-    with adapter_errors():
-        with file.opened() as raw:
-            container = read_container(raw)
+    found = confined(path, roots)
+    with adapter_errors(), opened_inside(found.parent, found.name, roots, limits.max_file_bytes) as (file, pinned):
+        container = read_container(file)
         if len(container.tensors) > limits.max_tensors:
             raise BadAdapter(f"`{path}` has {len(container.tensors)} tensors; at most {limits.max_tensors} are read")
         config = _config(container.metadata, base)
-        tensors = [named for pair in _pairs(container.tensors).items() for named in _named(*pair, base, file)]
+        tensors = [named for pair in _pairs(container.tensors).items() for named in _named(*pair, base)]
         adapter = assemble(tensors, config, base, max_rank=limits.max_rank)
-    return OpenedAdapter(adapter, (file,))
+        data_start = min(tensor.offset for tensor in container.tensors.values())
+        key = shape_key(b"", file.read(0, data_start), file.size_bytes)
+    still_confined(path, found)
+    return OpenedAdapter(adapter, (pinned,), key)
 
 
 def _config(metadata: Mapping[str, Any], base: BaseTargets) -> AdapterConfig:
@@ -106,20 +106,20 @@ def _pairs(tensors: Mapping[str, GGUFTensor]) -> dict[str, list[GGUFTensor]]:
     return pairs
 
 
-def _named(name: str, pair: Sequence[GGUFTensor], base: BaseTargets, file: PinnedFile) -> Iterator[NamedTensor]:
+def _named(name: str, pair: Sequence[GGUFTensor], base: BaseTargets) -> Iterator[NamedTensor]:
     if len(pair) != 2:
         raise BadAdapter(f"tensor `{pair[0].name}` stands alone; the other of {name}.lora_a and .lora_b is needed")
     if any(len(tensor.shape) != 2 for tensor in pair):
         raise UnsupportedAdapter(
             f"`{name}` is updated by tensors of other than two axes (experts), which is not built in"
         )
-    lora_a, lora_b = (_array(tensor, file) for tensor in pair)
+    lora_a, lora_b = (_array(tensor) for tensor in pair)
     is_table = name == _TABLE
     if is_table:
-        lora_a = lora_a.mapped(lora_a.shape[::-1], lambda bits: bits.T)
+        lora_a = replace(lora_a, shape=lora_a.shape[::-1], is_transposed=True)
     module, placement = _place(name, (lora_b.shape[0], lora_a.shape[1]), pair[0], base)
     if placement.num_permuted_heads:
-        lora_b = lora_b.mapped(lora_b.shape, partial(unpermute_heads, num_heads=placement.num_permuted_heads))
+        lora_b = replace(lora_b, num_permuted_heads=placement.num_permuted_heads)
     kinds = (TensorKind.EMBEDDING_A, TensorKind.EMBEDDING_B) if is_table else (TensorKind.LORA_A, TensorKind.LORA_B)
     for kind, array in zip(kinds, (lora_a, lora_b), strict=True):
         yield TensorName(module, kind, module), array
@@ -137,16 +137,8 @@ def _place(name: str, shape: tuple[int, int], like: GGUFTensor, base: BaseTarget
     return hf_name.removesuffix(".weight"), placement
 
 
-def _array(tensor: GGUFTensor, file: PinnedFile) -> LazyArray:
-    dtype = _DTYPES.get(tensor.type.name)
-    if dtype is None:
-        raise UnsupportedAdapter(f"tensor `{tensor.name}` is {tensor.type.name}; read are {', '.join(_DTYPES)}")
-
-    def load() -> bytes | Bits:
-        raw = file.read(tensor.offset, tensor.size_bytes)
-        if tensor.type.name != "Q8_0":
-            return raw
-        rows = np.frombuffer(raw, np.uint8).reshape(tensor.shape[0], tensor.row_bytes)
-        return np.ascontiguousarray(tensor.type.dequantise(rows), np.float32)
-
-    return LazyArray(tensor.name, tensor.shape, dtype, load)
+def _array(tensor: GGUFTensor) -> StoredArray:
+    encoding = _ENCODINGS.get(tensor.type.name)
+    if encoding is None:
+        raise UnsupportedAdapter(f"tensor `{tensor.name}` is {tensor.type.name}; read are {', '.join(_ENCODINGS)}")
+    return StoredArray(tensor.name, tensor.shape, encoding, tensor.offset)

@@ -6,8 +6,12 @@
 
 Bytes are booked before a read begins and given back when no thread touches them any more: a read that was cancelled
 while it ran keeps its bytes until it returns. What is held is never evicted; of the rest the least
-`reload cost × frequency / size` goes first, with an age that rises, as in the arbiter. One adapter may always be on its
-way, however small the tier: so a tier of 0 bytes is a staging buffer for one.
+`reload cost × frequency / size` goes first, with an age that rises, as in the arbiter. What is on its way may take
+`staging_bytes` beyond a smaller capacity, and one adapter may always be, whatever its size: so a tier of 0 bytes keeps
+nothing, and is a staging buffer.
+
+The content of files that were never read is found out by their read: such an entry gets its digest with its bytes, and
+where the tier has that content already, `settle` gives that one instead.
 
 Knows contents and no names; one thread calls it, workers only read.
 """
@@ -21,10 +25,11 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
+from kvarto.adapters.packer import Digests
 from kvarto.adapters.rate import Rate
-from kvarto.adapters.source import FoundAdapter, Source, page_digests
+from kvarto.adapters.source import FoundAdapter, Source
 from kvarto.core.clock import Clock
-from kvarto.core.errors import AdapterError, KvartoError, TransferFailed
+from kvarto.core.errors import AdapterError, BadAdapter, KvartoError, TransferFailed
 from kvarto.memory.calls import Call, Calls
 from kvarto.memory.tasks import TaskState
 
@@ -64,8 +69,9 @@ class HostEntry:
         "state",
     )
 
-    def __init__(self, digest: bytes, found: FoundAdapter, size_bytes: int) -> None:
+    def __init__(self, digest: bytes | None, found: FoundAdapter, size_bytes: int) -> None:
         self.digest = digest
+        """Of its content; known when it is ready."""
         self.found = found
         self.size_bytes = size_bytes
         self.state = HostState.WAITING
@@ -91,8 +97,19 @@ class HostEntry:
 class HostTier:
     """Holds what is being brought to the device, and keeps what there is room for."""
 
-    def __init__(self, source: Source, calls: Calls, clock: Clock, *, capacity_bytes: int, page_bytes: int) -> None:
+    def __init__(
+        self,
+        source: Source,
+        calls: Calls,
+        clock: Clock,
+        *,
+        capacity_bytes: int,
+        page_bytes: int,
+        staging_bytes: int = 0,
+    ) -> None:
         self.capacity_bytes = capacity_bytes
+        self.most_bytes = max(capacity_bytes, staging_bytes)
+        """That may be used while some of it is on its way, unless one adapter alone takes more."""
         self.page_bytes = page_bytes
         self.used_bytes = 0
         """Of all entries that have begun to read, gone ones included while a thread still writes to them."""
@@ -104,6 +121,9 @@ class HostTier:
         self._calls = calls
         self._clock = clock
         self._entries: dict[bytes, HostEntry] = {}
+        """By their content."""
+        self._unknown: dict[HostEntry, None] = {}
+        """Those whose content their read will tell."""
         self._waiting: deque[HostEntry] = deque()
         self._reading: list[HostEntry] = []
         self._num_leaving = 0
@@ -113,12 +133,15 @@ class HostTier:
         entry = self._entries.get(digest)
         return entry is not None and entry.state is HostState.READY
 
-    def hold(self, digest: bytes, found: FoundAdapter) -> HostEntry:
-        """The entry of this content, read when it is not there. Whoever holds it watches its state."""
-        entry = self._entries.get(digest)
+    def hold(self, digest: bytes | None, found: FoundAdapter) -> HostEntry:
+        """The entry of this content, read when it is not there; without a digest, whatever is in these files is read.
+
+        Whoever holds it watches its state.
+        """
+        entry = None if digest is None else self._entries.get(digest)
         if entry is None:
             entry = HostEntry(digest, found, found.num_pages * self.page_bytes)
-            self._entries[digest] = entry
+            self._keep(entry)
             self._waiting.append(entry)
         elif entry.state is HostState.READY:
             self.num_hits += 1
@@ -127,6 +150,17 @@ class HostTier:
         entry.age = self._age
         self._begin_reads()
         return entry
+
+    def settle(self, entry: HostEntry) -> HostEntry:
+        """The entry to go on with, once an entry that was held without a digest is ready: another one, held in its
+        place, where the tier had its content already.
+        """
+        assert entry.digest is not None, "an entry is settled before its content is known"
+        if self._entries.get(entry.digest, entry) is entry:
+            return entry
+        known = self.hold(entry.digest, entry.found)
+        self.release(entry)
+        return known
 
     def share(self, entry: HostEntry) -> None:
         """One more holder of an entry that is held."""
@@ -139,9 +173,10 @@ class HostTier:
         if entry.num_holders:
             return
         if entry.state is HostState.READY:
+            assert entry.digest is not None, "an entry is ready and its content unknown"
             if self._entries.get(entry.digest) is entry:
                 self._trim()
-            else:  # it was forgotten while it was held
+            else:  # it was forgotten while it was held, or another has its content
                 self._num_leaving -= 1
                 self._drop_images(entry)
         elif entry.state in (HostState.WAITING, HostState.READING):
@@ -169,14 +204,19 @@ class HostTier:
         """Raise AssertionError naming the broken law."""
         for digest, entry in self._entries.items():
             assert entry.digest == digest, "an entry is kept under another's digest"
+        for entry in self._unknown:
+            assert entry.digest is None, "an entry's content is known and not said"
+            is_coming = entry.state in (HostState.WAITING, HostState.READING)
+            assert is_coming, f"the content of an entry is unknown that is {entry.state}"
+        entries = [*self._entries.values(), *self._unknown]
+        for entry in entries:
             assert entry.state is not HostState.FAILED, "a failed entry is kept"
             assert entry.num_holders or entry.state is HostState.READY, f"nobody holds an entry that is {entry.state}"
             assert (entry.images is not None) == (entry.state is HostState.READY), "an entry is ready without images"
-        mine = sum(e.size_bytes for e in self._entries.values() if e.state in (HostState.READING, HostState.READY))
+        mine = sum(entry.size_bytes for entry in entries if entry.state in (HostState.READING, HostState.READY))
         assert mine <= self.used_bytes, f"{mine} bytes are kept, {self.used_bytes} booked"
-        largest = max((entry.size_bytes for entry in self._entries.values()), default=0)
         if not self._num_leaving:
-            most = max(self.capacity_bytes, largest)
+            most = max([self.most_bytes, *(entry.size_bytes for entry in entries)])
             assert self.used_bytes <= most, f"{self.used_bytes} bytes are used of {most}"
         assert self.used_bytes >= 0, f"{self.used_bytes} bytes are used"
 
@@ -187,7 +227,7 @@ class HostTier:
             entry = self._waiting.popleft()
             self.used_bytes += entry.size_bytes
             entry.state = HostState.READING
-            read = partial(_read, self._source, entry.found, self.page_bytes, self._clock)
+            read = partial(_read, self._source, entry.found, entry.digest, self.page_bytes, self._clock)
             entry.call = self._calls.submit("a read of an adapter", read, partial(self._on_settled, entry))
             self._reading.append(entry)
 
@@ -197,19 +237,44 @@ class HostTier:
         assert call is not None
         self._reading.remove(entry)
         if call.state is TaskState.DONE:
-            entry.images, entry.page_digests, seconds = call.result
+            entry.images, digests, seconds = call.result
+            entry.page_digests = digests.pages
             entry.state = HostState.READY
+            if entry.digest is None:
+                self._tell(entry, digests.content)
             self.num_reads += 1
             self.rate.add(entry.size_bytes, seconds)
             entry.reload_cost_s = seconds or self.rate.seconds(entry.size_bytes)
             return
         entry.state = HostState.FAILED
         entry.error = load_error(call)
-        del self._entries[entry.digest]
+        self._drop(entry)
         self._leave(call, entry)
 
+    def _tell(self, entry: HostEntry, digest: bytes) -> None:
+        """What is in its files is known now."""
+        del self._unknown[entry]
+        entry.digest = digest
+        if digest in self._entries:
+            self._num_leaving += 1  # as soon as nobody holds it
+        else:
+            self._entries[digest] = entry
+
+    def _keep(self, entry: HostEntry) -> None:
+        if entry.digest is None:
+            self._unknown[entry] = None
+        else:
+            self._entries[entry.digest] = entry
+
+    def _drop(self, entry: HostEntry) -> None:
+        """Undo `_keep`."""
+        if entry.digest is None:
+            del self._unknown[entry]
+        else:
+            del self._entries[entry.digest]
+
     def _cancel(self, entry: HostEntry) -> None:
-        del self._entries[entry.digest]
+        self._drop(entry)
         if entry.state is HostState.WAITING:
             self._waiting.remove(entry)
         else:
@@ -242,7 +307,7 @@ class HostTier:
 
     def _make_room(self, size_bytes: int) -> bool:
         """Evict until so many more bytes fit; anything fits where nothing else is."""
-        while self.used_bytes and self.used_bytes + size_bytes > self.capacity_bytes:
+        while self.used_bytes and self.used_bytes + size_bytes > self.most_bytes:
             if not self._evict_one():
                 return False
         return True
@@ -257,7 +322,7 @@ class HostTier:
         if victim is None:
             return False
         self._age = max(self._age, victim.priority)
-        del self._entries[victim.digest]
+        self._drop(victim)
         self._drop_images(victim)
         self.num_evictions += 1
         return True
@@ -276,10 +341,12 @@ def load_error(call: Call) -> KvartoError:
 
 
 def _read(
-    source: Source, found: FoundAdapter, page_bytes: int, clock: Clock
-) -> tuple[Images, tuple[bytes, ...], float]:
+    source: Source, found: FoundAdapter, digest: bytes | None, page_bytes: int, clock: Clock
+) -> tuple[Images, Digests, float]:
     """In a worker thread: the pages, their digests, and the seconds that they took."""
     start_s = clock.now()
     images = np.empty((found.num_pages, page_bytes), np.uint8)
-    source.read(found, images)
-    return images, page_digests(images), clock.now() - start_s
+    digests = source.read(found, images)
+    if digest not in (None, digests.content):
+        raise BadAdapter("the adapter's files hold other values than they did, at the same times; load it again")
+    return images, digests, clock.now() - start_s

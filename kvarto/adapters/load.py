@@ -2,6 +2,9 @@
 
 identifying ──> reading ──> ready ── take: pages ──> copying ── bind ──> resident
      └────────────┴──────────── fails ─────────────────┴──────────────> failed
+
+What the files hold is known from an earlier read, or from this one: where that content is resident, or on its way with
+another load, this one goes on with that.
 """
 
 from __future__ import annotations

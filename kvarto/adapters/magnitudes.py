@@ -6,6 +6,7 @@ Norms are of rows of W; of an embedding's table, of its columns, since its outpu
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,15 +22,31 @@ BLOCK_ELEMENTS = 1 << 20
 Float32 = NDArray[np.float32]
 
 
-def scale_of(update: LowRankUpdate, read_rows: ReadRows) -> Float32:
+@dataclass(frozen=True, slots=True, eq=False)
+class UpdateValues:
+    """The values of an update with a magnitude, in float32."""
+
+    lora_a: Float32
+    """`[rank, in]`."""
+    lora_b: Float32
+    """`[out, rank]`."""
+    magnitude: Float32
+    """`[out]`."""
+
+
+ScaleOf = Callable[[LowRankUpdate, UpdateValues], Float32]
+"""From an update with a magnitude to its g, `[out]`."""
+
+
+def scale_of(update: LowRankUpdate, values: UpdateValues, read_rows: ReadRows) -> Float32:
     """`[out]`. Reads the band's rows of the base once. Raises BadAdapter where g is no finite number."""
     assert update.magnitude is not None, "g is of an update with a magnitude"
-    a, b = update.lora_a.values(), update.lora_b.values() * np.float32(update.scaling)
+    a, b = values.lora_a, values.lora_b * np.float32(update.scaling)
     squares_of = _columns if update.target.role is Role.EMBED else _rows
     squares = squares_of(update, a, b, read_rows)
     norms = np.sqrt(squares)
     # A row of zeros stays one, whatever it is multiplied with.
-    scale = np.divide(update.magnitude.values(), norms, out=np.ones_like(norms), where=norms > 0)
+    scale = np.divide(values.magnitude, norms, out=np.ones_like(norms), where=norms > 0)
     if not (np.abs(scale) <= np.finfo(np.float32).max).all():
         raise BadAdapter(
             f"tensor `{update.magnitude.name}` scales rows without bound: rows of the base almost vanish under the "

@@ -2,26 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from kvarto.adapters.arrays import LazyArray
-from kvarto.adapters.assemble import IsCopy, NamedTensor, assemble
-from kvarto.adapters.files import AdapterLimits, PinnedFile, adapter_errors, confined, pin
-from kvarto.adapters.opened import OpenedAdapter
+from kvarto.adapters.adapter import Adapter
+from kvarto.adapters.arrays import Encoding, StoredArray
+from kvarto.adapters.assemble import NamedTensor, assemble
+from kvarto.adapters.base_copies import IsCopy, refuse_other_weights
+from kvarto.adapters.files import (
+    AdapterLimits,
+    PinnedFile,
+    adapter_errors,
+    confined,
+    opened_inside,
+    still_confined,
+)
+from kvarto.adapters.opened import KnownAdapter, OpenedAdapter, unknown
 from kvarto.adapters.peft_config import parse_peft_config
+from kvarto.adapters.shape_cache import shape_key
 from kvarto.adapters.targets import BaseTargets
 from kvarto.adapters.tensor_names import parse_tensor_name
-from kvarto.core.dtype import DType
-from kvarto.core.errors import BadAdapter, UnsupportedAdapter
+from kvarto.core.errors import BadAdapter, BadFile, UnsupportedAdapter
 from kvarto.models.json_file import parse_json
-from kvarto.models.safetensors import TensorEntry, read_header
+from kvarto.models.raw_file import RawFile
+from kvarto.models.safetensors import TensorEntry, header_bytes, parse_header
 
 CONFIG_NAME = "adapter_config.json"
 TENSORS_NAME = "adapter_model.safetensors"
 _PICKLES = ("adapter_model.bin", "adapter_model.pt", "adapter_model.pth")
-_DTYPES = {"F32": DType.F32, "F16": DType.F16, "BF16": DType.BF16}
+_ENCODINGS = {"F32": Encoding.F32, "F16": Encoding.F16, "BF16": Encoding.BF16}
+_Opened = tuple[RawFile, PinnedFile]
 
 
 def open_peft_adapter(
@@ -32,26 +43,55 @@ def open_peft_adapter(
     limits: AdapterLimits | None = None,
     is_strict: bool = True,
     is_copy: IsCopy | None = None,
+    known: KnownAdapter = unknown,
 ) -> OpenedAdapter:
     """Read and check all but the values. Folder and files lie inside one of `roots`, links followed.
 
     Raises BadAdapter, UnsupportedAdapter or AdapterMismatch. `is_copy` compares saved embeddings with the base's;
-    without it they are refused.
+    without it they are refused. `known` gives what config and header of equal bytes were found to be, for the same base
+    and limits; copies are compared all the same.
     """
     limits = limits or AdapterLimits()
     inside = confined(folder, roots)
-    with adapter_errors():
-        _refuse_absence(inside)
-    config_file = pin(inside / CONFIG_NAME, roots, limits.max_config_bytes)
-    tensors_file = pin(inside / TENSORS_NAME, roots, limits.max_file_bytes)
-    with adapter_errors():
-        values = parse_json(config_file.read(0, config_file.identity.size_bytes), str(config_file.path))
-        config = parse_peft_config(values, is_strict=is_strict)
-        with tensors_file.opened() as file:
-            entries = read_header(file, limits.max_header_bytes, limits.max_tensors)
-        tensors = [_named(entry, tensors_file) for entry in entries]
-        adapter = assemble(tensors, config, base, max_rank=limits.max_rank, is_copy=is_copy)
-    return OpenedAdapter(adapter, (config_file, tensors_file))
+    with adapter_errors(), _both_files(inside, roots, limits) as ((config_file, config_pin), (file, file_pin)):
+        config = config_file.read(0, config_file.size_bytes)
+        header = header_bytes(file, limits.max_header_bytes)
+        key = shape_key(config, header, file.size_bytes)
+        adapter = known(key)
+        if adapter is None:
+            adapter = _described(config_file, config, file, header, base, limits, is_strict=is_strict)
+        refuse_other_weights(adapter.copies, file, is_copy)
+    still_confined(folder, inside)
+    return OpenedAdapter(adapter, (config_pin, file_pin), key)
+
+
+@contextmanager
+def _both_files(folder: Path, roots: Sequence[Path], limits: AdapterLimits) -> Iterator[tuple[_Opened, _Opened]]:
+    """Config and tensors. What is wrong with a folder is looked at where one cannot be opened."""
+    with ExitStack() as stack:
+        try:
+            config = stack.enter_context(opened_inside(folder, CONFIG_NAME, roots, limits.max_config_bytes))
+            tensors = stack.enter_context(opened_inside(folder, TENSORS_NAME, roots, limits.max_file_bytes))
+        except (BadAdapter, BadFile, OSError):
+            _refuse_absence(folder)
+            raise
+        yield config, tensors
+
+
+def _described(
+    config_file: RawFile,
+    config: bytes,
+    file: RawFile,
+    header: bytes,
+    base: BaseTargets,
+    limits: AdapterLimits,
+    *,
+    is_strict: bool,
+) -> Adapter:
+    """What config and header say; the files are for messages."""
+    parsed = parse_peft_config(parse_json(config, str(config_file.path)), is_strict=is_strict)
+    tensors = [_named(entry) for entry in parse_header(file, header, limits.max_tensors)]
+    return assemble(tensors, parsed, base, max_rank=limits.max_rank)
 
 
 def _refuse_absence(folder: Path) -> None:
@@ -74,14 +114,9 @@ def _refuse_absence(folder: Path) -> None:
             )
 
 
-def _named(entry: TensorEntry, file: PinnedFile) -> NamedTensor:
+def _named(entry: TensorEntry) -> NamedTensor:
     info = entry.info
     name = parse_tensor_name(info.name)
-    if info.file_dtype not in _DTYPES:
-        raise UnsupportedAdapter(f"tensor `{info.name}` is {info.file_dtype}; read are {', '.join(_DTYPES)}")
-
-    def load_part(start: int, num_bytes: int) -> bytes:
-        return file.read(entry.offset + start, num_bytes)
-
-    load = partial(load_part, 0, info.file_bytes)
-    return name, LazyArray(info.name, info.shape, _DTYPES[info.file_dtype], load, load_part)
+    if info.file_dtype not in _ENCODINGS:
+        raise UnsupportedAdapter(f"tensor `{info.name}` is {info.file_dtype}; read are {', '.join(_ENCODINGS)}")
+    return name, StoredArray(info.name, info.shape, _ENCODINGS[info.file_dtype], entry.offset)

@@ -4,9 +4,8 @@
                             └── refused; the version before stays current
 
 A version is what its files were when they were opened. When they change on disk, `refresh` makes a new version of the
-same name: requests that hold the old one finish on it, new ones get the new one. Its content digest is computed when
-it is first wanted, in a worker thread like everything that touches files; equal digests are one adapter to the tiers
-below, whatever their names.
+same name: requests that hold the old one finish on it, new ones get the new one. Its content digest is known when its
+files were read for the first time (`learn`); equal digests are one adapter to the tiers below, whatever their names.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ class VersionState(Enum):
 class AdapterVersion:
     """One adapter as its files were at one moment. Only the registry changes it."""
 
-    __slots__ = ("_digest_call", "digest", "error", "found", "is_current", "name", "num_requests", "path", "state")
+    __slots__ = ("digest", "error", "found", "is_current", "name", "num_requests", "path", "state")
 
     def __init__(self, name: str, path: Path) -> None:
         self.name = name
@@ -47,12 +46,11 @@ class AdapterVersion:
         self.found: FoundAdapter | None = None
         """From OPEN on."""
         self.digest: bytes | None = None
-        """Once it was computed."""
+        """Once its files were read."""
         self.error: KvartoError | None = None
-        """Why the last try to open or read it failed."""
+        """Why the last try to open it failed."""
         self.num_requests = 0
         self.is_current = True
-        self._digest_call: Call | None = None
 
     @property
     def num_pages(self) -> int:
@@ -78,6 +76,8 @@ class Registry:
         self._on_gone = on_gone
         self._current: dict[str, AdapterVersion] = {}
         self._old: dict[AdapterVersion, None] = {}
+        self._by_digest: dict[bytes, dict[AdapterVersion, None]] = {}
+        """Current and old versions whose content is known."""
 
     def __iter__(self) -> Iterator[AdapterVersion]:
         """Current versions, in the order of their names' registration."""
@@ -94,6 +94,10 @@ class Registry:
     def find(self, name: str) -> AdapterVersion | None:
         """What the name means now."""
         return self._current.get(name)
+
+    def versions_of(self, digest: bytes) -> list[AdapterVersion]:
+        """Current and old ones of this content, as far as their content is known."""
+        return list(self._by_digest.get(digest, ()))
 
     # ---- names -------------------------------------------------------------------------------------------------
 
@@ -137,27 +141,25 @@ class Registry:
         assert version.num_requests >= 0, f"{version} was released more often than held"
         if not version.num_requests and not version.is_current:
             self._old.pop(version, None)
-            self._on_gone(version)
+            self._leave(version)
 
     # ---- files -------------------------------------------------------------------------------------------------
 
-    def identify(self, version: AdapterVersion) -> bool:
-        """Open the version and compute its digest, in the background. True once both are known.
+    def open(self, version: AdapterVersion) -> bool:
+        """Open the version's files, in the background. True once its headers are known.
 
         Each try that fails sets `version.error`, which the caller reports and clears; then the next call tries again.
         """
-        if version.digest is not None:
-            return True
-        if version.error is not None:
-            return False
-        if version.state in (VersionState.LISTED, VersionState.FAILED):
+        if version.error is None and version.state in (VersionState.LISTED, VersionState.FAILED):
             self._open(version, lambda version, error: None)
-        elif version.state is VersionState.OPEN and version._digest_call is None:
-            assert version.found is not None
-            work = partial(self._source.digest, version.found)
-            settled = partial(self._finish_digest, version)
-            version._digest_call = self._calls.submit(f"the digest of `{version.name}`", work, settled)
-        return False
+        return version.error is None and version.state is VersionState.OPEN
+
+    def learn(self, version: AdapterVersion, digest: bytes) -> None:
+        """Its files were read, and this is what they hold."""
+        assert version.digest in (None, digest), f"{version} has two contents"
+        version.digest = digest
+        if version.is_current or version in self._old:
+            self._by_digest.setdefault(digest, {})[version] = None
 
     def check(self) -> None:
         """Raise AssertionError naming the broken law."""
@@ -167,6 +169,11 @@ class Registry:
         for version in self._old:
             assert not version.is_current, f"{version} is old and does not know"
             assert version.num_requests, f"{version} is old, kept, and nobody holds it"
+        known = {version for version in self.versions if version.digest is not None}
+        filed = [(digest, version) for digest, versions in self._by_digest.items() for version in versions]
+        assert len(filed) == len(known), "a version is filed twice, or not at all"
+        assert known == {version for _, version in filed}, "a version is filed that is gone"
+        assert all(version.digest == digest for digest, version in filed), "a version is filed under another content"
 
     def _open(self, version: AdapterVersion, answer: Answer) -> None:
         version.state = VersionState.OPENING
@@ -178,17 +185,12 @@ class Registry:
         if call.state is TaskState.DONE:
             version.found = call.result
             version.state = VersionState.OPEN
+            if call.result.digest is not None:
+                self.learn(version, call.result.digest)
         else:
             version.error = load_error(call)
             version.state = VersionState.FAILED
         answer(version, version.error)
-
-    def _finish_digest(self, version: AdapterVersion, call: Call) -> None:
-        version._digest_call = None
-        if call.state is TaskState.DONE:
-            version.digest = call.result
-        else:
-            version.error = load_error(call)
 
     def _finish_load(self, answer: Answer, candidate: AdapterVersion, error: KvartoError | None) -> None:
         if error is not None:
@@ -206,6 +208,8 @@ class Registry:
         version.is_current = True
         self.num_changes += 1
         self._current[version.name] = version
+        if version.digest is not None:
+            self.learn(version, version.digest)
         if before is not None:
             self._retire(before)
 
@@ -214,7 +218,16 @@ class Registry:
         if version.num_requests:
             self._old[version] = None
         else:
-            self._on_gone(version)
+            self._leave(version)
+
+    def _leave(self, version: AdapterVersion) -> None:
+        """Nobody can reach it any more."""
+        if version.digest is not None:
+            same = self._by_digest[version.digest]
+            del same[version]
+            if not same:
+                del self._by_digest[version.digest]
+        self._on_gone(version)
 
 
 def _same_files(current: AdapterVersion, candidate: AdapterVersion) -> bool:

@@ -22,13 +22,13 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from kvarto.adapters.adapter import Adapter
 from kvarto.adapters.common_pages import CommonPages
 from kvarto.adapters.host_tier import HostEntry, HostState, HostTier, load_error
 from kvarto.adapters.load import Load, Stage
 from kvarto.adapters.rate import Rate
-from kvarto.adapters.registry import AdapterVersion, Registry
+from kvarto.adapters.registry import AdapterVersion, Registry, VersionState
 from kvarto.adapters.resident import AdapterUnit, PageShare, Resident
+from kvarto.adapters.source import FoundAdapter
 from kvarto.core.bound_adapter import BoundAdapter
 from kvarto.core.clock import Clock
 from kvarto.core.errors import KvartoError, OutOfPages, TransferFailed
@@ -40,11 +40,13 @@ from kvarto.memory.tasks import TaskState
 from kvarto.ops.base import Backend
 
 Int32 = NDArray[np.int32]
-Bind = Callable[[Adapter, Int32], BoundAdapter]
+Bind = Callable[[FoundAdapter, Int32], BoundAdapter]
 """From an adapter and its pages to what a backend needs."""
 
-MAX_IDENTIFIED = 8
-"""Adapters whose files are opened or hashed at a time: each of these calls has a deadline, which begins with it."""
+MAX_OPENED = 8
+"""Adapters whose files are opened at a time: each of these calls has a deadline, which begins with it."""
+COPY_BYTES = 8 << 20
+"""Filled by one call: a few milliseconds of copying, so that calls cost little and end soon."""
 _FIRST_GUESS = 4e9
 """Bytes per second from host memory into pages, before they were measured."""
 _POISON = 0xFF
@@ -68,12 +70,14 @@ class Residency:
         clock: Clock,
         floor_pages: int = 0,
         max_shared_pages: int = 0,
+        copy_bytes: int = COPY_BYTES,
         on_drop: Callable[[Unit], None] = lambda unit: None,
         poisons: bool = False,
     ) -> None:
         """`max_shared_pages`: an adapter that would hold more, with those that it has pages in common with, gets pages
-        of its own instead; whoever runs alone must have room beside them. `on_drop` forgets all that depends on the
-        unit of an adapter that was unloaded. `poisons`: pages that adapters leave are filled with NaN, for tests.
+        of its own instead; whoever runs alone must have room beside them. `copy_bytes`: of pages that are filled by one
+        call, at least one page. `on_drop` forgets all that depends on the unit of an adapter that was unloaded.
+        `poisons`: pages that adapters leave are filled with NaN, for tests.
         """
         self.num_loads = 0
         self.num_hits = 0
@@ -92,6 +96,7 @@ class Residency:
         self._bind = bind
         self._owner = owner
         self._page_bytes = host.page_bytes
+        self._pages_at_once = max(1, copy_bytes // host.page_bytes)
         self._clock = clock
         self._max_shared_pages = max_shared_pages
         self._on_drop = on_drop
@@ -104,7 +109,7 @@ class Residency:
         """Contents of unloaded adapters that are still used, or have pages in common with others."""
         self._common = CommonPages()
         self._free_handles: list[int] = []  # a heap: handles stay small
-        self._pinned: dict[Call, tuple[int, HostEntry]] = {}
+        self._pinned: dict[Call, tuple[Int32, HostEntry]] = {}
         arbiter.register(owner, self, floor_pages=floor_pages)
 
     @property
@@ -165,7 +170,7 @@ class Residency:
     def forget(self, version: AdapterVersion) -> None:
         """Nobody can reach this version any more. Its content leaves all tiers, unless another version has it too."""
         digest = version.digest
-        if digest is None or any(other.digest == digest for other in self._registry.versions):
+        if digest is None or self._registry.versions_of(digest):
             return
         self._host.forget(digest)
         if digest in self._residents:
@@ -177,13 +182,13 @@ class Residency:
     def advance(self) -> None:
         """Bring each load as far as it gets without pages. For every step."""
         self._drop_unreachable()
-        num_identified = 0
+        num_opened = 0
         for load in list(self._loads.values()):
             if load.stage is Stage.RESIDENT and self.find(load.version) is None:
                 load.stage = Stage.IDENTIFYING  # it was evicted before anybody held it
-            is_known = load.version.digest is not None
-            if load.stage is Stage.IDENTIFYING and (is_known or num_identified < MAX_IDENTIFIED):
-                num_identified += not is_known
+            is_open = load.version.state is VersionState.OPEN
+            if load.stage is Stage.IDENTIFYING and (is_open or num_opened < MAX_OPENED):
+                num_opened += not is_open
                 self._identify(load)
             if load.stage is Stage.READING:
                 self._watch_read(load)
@@ -244,8 +249,8 @@ class Residency:
             assert load.num_wanted > 0, f"{load.version} is loaded for nobody"
             if load.share is not None:
                 users[load.share.own] += 1
-        for page, _ in self._pinned.values():
-            pins[page] += 1
+        for pages, _ in self._pinned.values():
+            pins[pages] += 1
         mine = self._pool.owner == self._owner
         assert np.array_equal(users[mine], self._pool.ref_count[mine]), "users of adapters and ref_counts disagree"
         assert np.array_equal(pins[mine], self._pool.pin_count[mine]), "copies in flight and pin_counts disagree"
@@ -262,26 +267,47 @@ class Residency:
             error, version.error = version.error, None
             self._fail(load, error)
             return
-        if not self._registry.identify(version):
+        if not self._registry.open(version):
             return
-        assert version.digest is not None
         assert version.found is not None
-        self._dropped.discard(version.digest)
-        if version.digest in self._residents:
-            load.stage = Stage.RESIDENT
-        elif version.digest not in self._by_digest:
-            self._by_digest[version.digest] = load
+        if version.digest is None:
+            load.entry = self._host.hold(None, version.found)
+            load.stage = Stage.READING
+        elif self._brings(load, version.digest):
             load.entry = self._host.hold(version.digest, version.found)
             load.stage = Stage.READING
 
+    def _brings(self, load: Load, digest: bytes) -> bool:
+        """Whether it falls to this load to bring a content; else it is resident, or another load brings it."""
+        self._dropped.discard(digest)
+        if digest in self._residents:
+            load.stage = Stage.RESIDENT
+        elif digest in self._by_digest:
+            load.stage = Stage.IDENTIFYING
+        else:
+            self._by_digest[digest] = load
+            return True
+        return False
+
     def _watch_read(self, load: Load) -> None:
-        assert load.entry is not None
-        if load.entry.state is HostState.READY:
+        entry = load.entry
+        assert entry is not None
+        if entry.state is HostState.FAILED:
+            assert entry.error is not None
+            self._fail(load, entry.error)
+        elif entry.state is HostState.READY and (load.version.digest is not None or self._learn(load, entry)):
             load.stage = Stage.READY
-        elif load.entry.state is HostState.FAILED:
-            error = load.entry.error
-            assert error is not None
-            self._fail(load, error)
+
+    def _learn(self, load: Load, entry: HostEntry) -> bool:
+        """Now that its files were read, it is known what they hold. Whether the load can go on at once."""
+        assert entry.digest is not None
+        self._registry.learn(load.version, entry.digest)
+        if not self._brings(load, entry.digest):
+            load.entry = None
+            self._host.release(entry)
+            return False
+        load.entry = self._host.settle(entry)
+        return load.entry.state is HostState.READY
 
     def _start_copies(self, load: Load, own: Int32, common: dict[int, int], base: Resident | None) -> None:
         entry = load.entry
@@ -293,19 +319,21 @@ class Residency:
         pages[is_own] = own
         load.share = PageShare(pages, own, base)
         self._pool.pin(own)
-        for page, image in zip(own.tolist(), entry.images[is_own], strict=True):
+        images, at_once = np.flatnonzero(is_own), self._pages_at_once
+        for first in range(0, len(own), at_once):
+            some = own[first : first + at_once]
             self._host.share(entry)
-            write = partial(_write, self._backend, page, image, self._clock)
+            write = partial(_write, self._backend, some, entry.images, images[first : first + at_once], self._clock)
             call = self._copies.submit("a copy of an adapter into its pages", write, self._on_copied)
-            self._pinned[call] = (page, entry)
+            self._pinned[call] = (some, entry)
             load.calls.append(call)
         load.stage = Stage.COPYING
 
     def _on_copied(self, call: Call) -> None:
-        page, entry = self._pinned.pop(call)
-        self._pool.unpin(np.array([page], dtype=np.int32))
+        pages, entry = self._pinned.pop(call)
+        self._pool.unpin(pages)
         if call.state is TaskState.DONE:
-            self.rate.add(entry.size_bytes // entry.found.num_pages, call.result)
+            self.rate.add(len(pages) * self._page_bytes, call.result)
         self._host.release(entry)
 
     def _watch_copies(self, load: Load) -> None:
@@ -323,7 +351,7 @@ class Residency:
         assert version.found is not None
         resident = Resident(version.digest, share, entry.page_digests, self._new_handle())
         try:
-            self._backend.bind_adapter(resident.handle, self._bind(version.found.adapter, share.pages))
+            self._backend.bind_adapter(resident.handle, self._bind(version.found, share.pages))
         except Exception as error:  # a backend may refuse what it cannot run
             heapq.heappush(self._free_handles, resident.handle)
             self._fail(load, TransferFailed(f"the backend cannot bind `{version.name}`: {error}"))
@@ -411,8 +439,9 @@ class Residency:
                 self._backend.write_page(page, np.full(self._page_bytes, _POISON, np.uint8))
 
 
-def _write(backend: Backend, page: int, image: NDArray[np.uint8], clock: Clock) -> float:
+def _write(backend: Backend, pages: Int32, images: NDArray[np.uint8], which: NDArray[np.intp], clock: Clock) -> float:
     """In a copy thread. Returns seconds."""
     start_s = clock.now()
-    backend.write_page(page, image)
+    for page, index in zip(pages.tolist(), which.tolist(), strict=True):
+        backend.write_page(page, images[index])
     return clock.now() - start_s

@@ -5,9 +5,10 @@ Calls block for as long as the disk takes, and come from worker threads.
 
 from __future__ import annotations
 
+import os
+import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from hashlib import blake2b
 from pathlib import Path
 from typing import Protocol
 
@@ -15,21 +16,40 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvarto.adapters.adapter import Adapter
-from kvarto.adapters.assemble import IsCopy
-from kvarto.adapters.binding import unsupported
+from kvarto.adapters.base_copies import IsCopy
+from kvarto.adapters.binding import bound_shape, unsupported
 from kvarto.adapters.digest import DigestCache
-from kvarto.adapters.files import AdapterLimits
+from kvarto.adapters.files import AdapterLimits, PinnedFile
 from kvarto.adapters.gguf_files import open_gguf_adapter
+from kvarto.adapters.magnitudes import ScaleOf
 from kvarto.adapters.opened import OpenedAdapter
-from kvarto.adapters.packing import num_pages, stream_bytes
-from kvarto.adapters.pages import ScaleOf, page_images
+from kvarto.adapters.packer import Digests, Packer
+from kvarto.adapters.packing import num_pages
 from kvarto.adapters.peft_files import CONFIG_NAME, TENSORS_NAME, open_peft_adapter
+from kvarto.adapters.shape_cache import ShapeCache
 from kvarto.adapters.targets import BaseTargets
-from kvarto.core.digest_fields import DIGEST_BYTES
+from kvarto.core.bound_adapter import BoundShape
 from kvarto.core.errors import BadAdapter, UnsupportedAdapter
 from kvarto.models.raw_file import FileIdentity
 
 GGUF_SUFFIX = ".gguf"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AdapterShape:
+    """All that follows from config and header of an adapter: shared by all that differ from it in values alone."""
+
+    adapter: Adapter
+    packer: Packer
+    bound: BoundShape
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AdapterOnDisk:
+    """For `AdapterFiles` alone: what to read, and how."""
+
+    shape: AdapterShape
+    tensors_file: PinnedFile
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,8 +61,15 @@ class FoundAdapter:
     """Of its files: another one is another version."""
     num_pages: int
     """That its bytes take, exactly."""
-    opened: OpenedAdapter | None = None
-    """For `AdapterFiles` alone."""
+    digest: bytes | None = None
+    """Of its content, where these very files were read before."""
+    on_disk: AdapterOnDisk | None = None
+
+    @property
+    def bound_shape(self) -> BoundShape:
+        """For backends."""
+        assert self.on_disk is not None, "an adapter without files is bound"
+        return self.on_disk.shape.bound
 
 
 class Source(Protocol):
@@ -52,12 +79,8 @@ class Source(Protocol):
         """Open and check all but the values."""
         ...
 
-    def digest(self, found: FoundAdapter) -> bytes:
-        """32 bytes that say what the adapter is; reads every value."""
-        ...
-
-    def read(self, found: FoundAdapter, images: NDArray[np.uint8]) -> None:
-        """Fill `images`: `[num_pages, page_bytes]`, uint8."""
+    def read(self, found: FoundAdapter, images: NDArray[np.uint8]) -> Digests:
+        """Fill `images`: `[num_pages, page_bytes]`, uint8. Reads every value."""
         ...
 
 
@@ -74,7 +97,7 @@ class AdapterFiles:
         is_copy: IsCopy | None = None,
         scale_of: ScaleOf | None = None,
     ) -> None:
-        """`is_copy`: see `open_peft_adapter`; `scale_of`: see `page_images`."""
+        """`is_copy`: see `open_peft_adapter`; `scale_of`: see `Packer.pack`."""
         self._base = base
         self._roots = tuple(roots)
         self._page_bytes = page_bytes
@@ -82,37 +105,48 @@ class AdapterFiles:
         self._is_copy = is_copy
         self._scale_of = scale_of
         self._digests = DigestCache()
+        self._shapes: ShapeCache[AdapterShape] = ShapeCache()
 
     def find(self, path: Path) -> FoundAdapter:
         """Open and check all but the values. Raises AdapterError, also for what no backend can run."""
         opened = self._open(path)
-        adapter = opened.adapter
-        if (why := unsupported(adapter)) is not None:
+        shape = self._shapes.get(opened.shape_key) or self._new_shape(opened)
+        if (why := unsupported(shape.adapter)) is not None:
             raise UnsupportedAdapter(f"`{path}` cannot be served: {why}")
         identity = tuple(file.identity for file in opened.files)
-        return FoundAdapter(adapter, identity, num_pages(stream_bytes(adapter), self._page_bytes), opened)
+        count = num_pages(shape.packer.stream_bytes, self._page_bytes)
+        on_disk = AdapterOnDisk(shape, opened.tensors_file)
+        return FoundAdapter(shape.adapter, identity, count, self._digests.get(identity), on_disk)
 
-    def digest(self, found: FoundAdapter) -> bytes:
-        """Remembered by the identity of the files. Raises BadAdapter where a value is not finite or a file changed."""
-        assert found.opened is not None, "an adapter without files has no digest"
-        return self._digests.digest_of(found.opened)
-
-    def read(self, found: FoundAdapter, images: NDArray[np.uint8]) -> None:
+    def read(self, found: FoundAdapter, images: NDArray[np.uint8]) -> Digests:
         """Fill `images`: `[num_pages, page_bytes]`. Raises BadAdapter where a value is not finite or a file changed."""
-        count = 0
-        for count, image in enumerate(page_images(found.adapter, self._page_bytes, self._scale_of), start=1):
-            images[count - 1] = np.frombuffer(image, np.uint8)
-        assert count == len(images), f"{count} pages were packed, {len(images)} planned"
+        assert found.on_disk is not None, "an adapter without files is read"
+        assert len(images) == found.num_pages, f"{len(images)} pages for an adapter of {found.num_pages}"
+        with found.on_disk.tensors_file.opened() as file:
+            digests = found.on_disk.shape.packer.pack(file, images, self._scale_of)
+        self._digests.put(found.identity, digests.content)
+        return digests
+
+    def _new_shape(self, opened: OpenedAdapter) -> AdapterShape:
+        adapter = opened.adapter
+        packer = Packer(adapter, opened.tensors_file.identity.size_bytes)
+        shape = AdapterShape(adapter, packer, bound_shape(adapter, self._base))
+        return self._shapes.add(opened.shape_key, shape, sum(1 for _ in adapter.arrays()))
+
+    def _known(self, key: bytes) -> Adapter | None:
+        shape = self._shapes.get(key)
+        return None if shape is None else shape.adapter
 
     def _open(self, path: Path) -> OpenedAdapter:
         if path.suffix == GGUF_SUFFIX:
             return open_gguf_adapter(path, self._base, self._roots, limits=self._limits)
-        return open_peft_adapter(path, self._base, self._roots, limits=self._limits, is_copy=self._is_copy)
+        return open_peft_adapter(
+            path, self._base, self._roots, limits=self._limits, is_copy=self._is_copy, known=self._known
+        )
 
 
-def page_digests(images: NDArray[np.uint8]) -> tuple[bytes, ...]:
-    """32 bytes per page."""
-    return tuple(blake2b(image.data, digest_size=DIGEST_BYTES).digest() for image in images)
+Stamp = tuple[tuple[int, int, int], ...]
+"""Inode, size and time of writing of each file: changes whenever the adapter may have."""
 
 
 def adapters_in(folder: Path) -> Iterator[tuple[str, Path]]:
@@ -120,36 +154,43 @@ def adapters_in(folder: Path) -> Iterator[tuple[str, Path]]:
 
     Names are those of the folders, and of the files without `.gguf`. Raises BadAdapter where it cannot be listed.
     """
-    try:
-        entries = sorted(folder.iterdir())
-    except OSError as error:
-        raise BadAdapter(f"`{folder}` cannot be listed: {error.strerror}; name a folder of adapters") from error
-    for entry in entries:
-        if (entry / CONFIG_NAME).is_file():
-            yield entry.name, entry
-        elif entry.suffix == GGUF_SUFFIX and entry.is_file():
-            yield entry.stem, entry
+    for name, path, _ in _listed(folder):
+        yield name, Path(path)
 
 
-Stamp = tuple[tuple[int, int, int], ...]
-"""Inode, size and time of writing of each file: changes whenever the adapter may have."""
+def look_into(folders: Sequence[Path]) -> dict[str, tuple[str, Stamp]]:
+    """Path and stamp of all adapters in some folders, by name; the first of a name counts. Raises BadAdapter.
 
-
-def look_into(folders: Sequence[Path]) -> dict[str, tuple[Path, Stamp]]:
-    """Path and stamp of all adapters in some folders, by name; the first of a name counts. Raises BadAdapter."""
-    found: dict[str, tuple[Path, Stamp]] = {}
+    Two `stat`s per adapter, and little Python: there may be thousands, and each is looked at every few seconds.
+    """
+    found: dict[str, tuple[str, Stamp]] = {}
     for folder in folders:
-        for name, path in adapters_in(folder):
-            if name not in found and (stamp := _stamp(path)) is not None:
+        for name, path, stamp in _listed(folder):
+            if name not in found:
                 found[name] = path, stamp
     return found
 
 
-def _stamp(path: Path) -> Stamp | None:
-    """None where the files go away while they are looked at."""
-    files = [path] if path.suffix == GGUF_SUFFIX else [path / CONFIG_NAME, path / TENSORS_NAME]
+def _listed(folder: Path) -> Iterator[tuple[str, str, Stamp]]:
+    """Name, path and stamp."""
     try:
-        stats = [file.stat() for file in files if file.exists()]
+        with os.scandir(folder) as listing:
+            entries = sorted(listing, key=lambda entry: entry.name)
+    except OSError as error:
+        raise BadAdapter(f"`{folder}` cannot be listed: {error.strerror}; name a folder of adapters") from error
+    for entry in entries:
+        path = entry.path
+        if (config := _mark(f"{path}/{CONFIG_NAME}")) is not None:
+            tensors = _mark(f"{path}/{TENSORS_NAME}")
+            yield entry.name, path, (config,) if tensors is None else (config, tensors)
+        elif path.endswith(GGUF_SUFFIX) and (whole := _mark(path)) is not None:
+            yield entry.name.removesuffix(GGUF_SUFFIX), path, (whole,)
+
+
+def _mark(path: str) -> tuple[int, int, int] | None:
+    """None for what is no file, or not there."""
+    try:
+        found = os.stat(path)
     except OSError:
         return None
-    return tuple((each.st_ino, each.st_size, each.st_mtime_ns) for each in stats)
+    return (found.st_ino, found.st_size, found.st_mtime_ns) if stat.S_ISREG(found.st_mode) else None

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from kvarto.adapters.adapter import TokenRows
-from kvarto.adapters.arrays import LazyArray
+from kvarto.adapters.arrays import StoredArray
 from kvarto.adapters.targets import LM_HEAD, BaseTargets, Role
 from kvarto.core.errors import AdapterMismatch, BadAdapter, UnsupportedAdapter
 
@@ -18,7 +18,7 @@ DEFAULT_MODULE = "embed_tokens"
 
 
 def token_rows(
-    rows: Mapping[str, LazyArray], ids: Mapping[str, tuple[int, ...]], base: BaseTargets
+    rows: Mapping[str, StoredArray], ids: Mapping[str, tuple[int, ...]], base: BaseTargets
 ) -> tuple[TokenRows, ...]:
     """`rows` by module path, `ids` by its end. Raises an AdapterError where one is without the other."""
     ids_of = {_module_of(name, base): tokens for name, tokens in ids.items() if tokens}
@@ -44,7 +44,7 @@ def _module_of(name: str, base: BaseTargets) -> str:
     return LM_HEAD if name.rpartition(".")[2] == LM_HEAD else name
 
 
-def _rows(module: str, array: LazyArray, tokens: tuple[int, ...], base: BaseTargets) -> TokenRows:
+def _rows(module: str, array: StoredArray, tokens: tuple[int, ...], base: BaseTargets) -> TokenRows:
     target = base.find(_module_of(module, base))
     if target.role is Role.LINEAR:
         raise UnsupportedAdapter(f"tensor `{array.name}` replaces rows of `{module}`, which is no embedding")

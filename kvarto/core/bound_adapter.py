@@ -1,5 +1,7 @@
 """BoundAdapter: an adapter whose bytes are in pages, as a backend needs it. No files and no names.
 
+All but its pages is its shape, which thousands of adapters may share: backends look at a shape once.
+
 An adapter is one stream of bytes, cut wherever a page ends (kvarto/adapters/packing.py): byte b of it lies in page
 `pages[b // page_bytes]`, at `b % page_bytes`. A strip is a row of A, a column of B, or a vector.
 """
@@ -7,6 +9,7 @@ An adapter is one stream of bytes, cut wherever a page ends (kvarto/adapters/pac
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -66,6 +69,10 @@ class BoundUpdate:
         """Rows of the band."""
         return self.lora_b.num_columns
 
+    def strips(self) -> tuple[Strips, ...]:
+        """A, B and what else there is, in this order."""
+        return tuple(s for s in (self.lora_a, self.lora_b, self.bias, self.magnitude) if s is not None)
+
 
 @dataclass(frozen=True, slots=True)
 class BoundRows:
@@ -79,6 +86,21 @@ class BoundRows:
     """One per token."""
 
 
+@dataclass(frozen=True, eq=False)
+class BoundShape:
+    """What adapters of equal shape have in common. Known by its identity, and may be referred to weakly."""
+
+    updates: tuple[BoundUpdate, ...]
+    """In the order of ops, then of rows; bands of one op never overlap."""
+    token_rows: tuple[BoundRows, ...] = ()
+
+    @cached_property
+    def end(self) -> int:
+        """Byte of the stream behind the last strip."""
+        strips = [strips for update in self.updates for strips in update.strips()]
+        return max((each.end for each in (*strips, *(rows.rows for rows in self.token_rows))), default=0)
+
+
 @dataclass(frozen=True, slots=True)
 class BoundAdapter:
     """All of one adapter."""
@@ -86,6 +108,14 @@ class BoundAdapter:
     page_bytes: int
     pages: NDArray[np.int32]
     """Of the pool, in the order of the stream. They hold the bytes for as long as the adapter is bound."""
-    updates: tuple[BoundUpdate, ...]
-    """In the order of ops, then of rows; bands of one op never overlap."""
-    token_rows: tuple[BoundRows, ...] = ()
+    shape: BoundShape
+
+    @property
+    def updates(self) -> tuple[BoundUpdate, ...]:
+        """Those of its shape."""
+        return self.shape.updates
+
+    @property
+    def token_rows(self) -> tuple[BoundRows, ...]:
+        """Those of its shape."""
+        return self.shape.token_rows

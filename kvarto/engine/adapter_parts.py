@@ -7,15 +7,14 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from kvarto.adapters.arrays import LazyArray
-from kvarto.adapters.assemble import IsCopy
-from kvarto.adapters.base_copies import copies_in
+from kvarto.adapters.arrays import Bytes, StoredArray
+from kvarto.adapters.base_copies import IsCopy, copies_in
 from kvarto.adapters.binding import bind
 from kvarto.adapters.files import AdapterLimits
 from kvarto.adapters.host_tier import HostTier
 from kvarto.adapters.magnitudes import ReadRows, scale_of
 from kvarto.adapters.registry import AdapterVersion, Registry
-from kvarto.adapters.residency import Bind, Residency
+from kvarto.adapters.residency import COPY_BYTES, Bind, Residency
 from kvarto.adapters.source import AdapterFiles, Source
 from kvarto.adapters.targets import BaseTargets, targets_of
 from kvarto.cache.kv_cache import KVCache
@@ -40,6 +39,8 @@ from kvarto.planning.page_count import pages_for_sequence
 
 NUM_READERS = 2
 """Threads that read and pack: one waits for the disk while another packs."""
+NICENESS = 10
+"""Of threads that load: those that compute go first, where there are fewer cores than both want."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,10 @@ class AdapterSettings:
 
     page_bytes: int
     host_bytes: int = 0
+    staging_bytes: int = 32 << 20
+    """Of host memory that adapters on their way to the device may take, if they may keep less: several come at once."""
+    copy_bytes: int = COPY_BYTES
+    """See `Residency`."""
     floor_pages: int = 0
     """That the KV cache cannot take from adapters."""
     kv_floor_pages: int = 0
@@ -78,16 +83,23 @@ def wire_adapters(
     reads = Calls(
         clock,
         deadline_s=settings.read_deadline_s,
-        executor=settings.readers or ThreadExecutor("kvarto-adapters", NUM_READERS),
+        executor=settings.readers or ThreadExecutor("kvarto-adapters", NUM_READERS, niceness=NICENESS),
         inject_fault=settings.inject_fault,
     )
     copies = Calls(
         clock,
         deadline_s=settings.copy_deadline_s,
-        executor=settings.copiers or ThreadExecutor("kvarto-uploads"),
+        executor=settings.copiers or ThreadExecutor("kvarto-uploads", niceness=NICENESS),
         inject_fault=settings.inject_fault,
     )
-    host = HostTier(source, reads, clock, capacity_bytes=settings.host_bytes, page_bytes=settings.page_bytes)
+    host = HostTier(
+        source,
+        reads,
+        clock,
+        capacity_bytes=settings.host_bytes,
+        page_bytes=settings.page_bytes,
+        staging_bytes=settings.staging_bytes,
+    )
     gone: list[Callable[[AdapterVersion], None]] = []  # the residency, which is made after the registry
     registry = Registry(source, reads, lambda version: gone[0](version))
     residency = Residency(
@@ -102,6 +114,7 @@ def wire_adapters(
         clock=clock,
         floor_pages=settings.floor_pages,
         max_shared_pages=settings.max_shared_pages,
+        copy_bytes=settings.copy_bytes,
         on_drop=cache.forget_adapter,
         poisons=settings.poisons,
     )
@@ -128,7 +141,6 @@ def open_adapters(
     if not layout.limits.max_lora_rank:
         return None
     page_bytes = layout.kv_format.page_bytes
-    base = targets_of(program)
     parts = wire_adapters(
         AdapterSettings(
             page_bytes,
@@ -142,7 +154,7 @@ def open_adapters(
         arbiter=arbiter,
         cache=cache,
         backend=backend,
-        bind=lambda adapter, pages: bind(adapter, base, pages, page_bytes),
+        bind=lambda found, pages: bind(found.bound_shape, pages, page_bytes),
         owner=ledger.register("adapters", OwnerKind.ADAPTER),
         clock=clock,
     )
@@ -181,10 +193,10 @@ def _longest_sequence(program: Program, layout: Layout) -> int:
 def _is_copy(model: Path, base: BaseTargets) -> IsCopy:
     """Compares with the base's files, opened for each comparison: hardly an adapter has copies."""
 
-    def is_copy(module: str, array: LazyArray) -> bool:
+    def is_copy(module: str, array: StoredArray, file: Bytes) -> bool:
         files = open_weights(model)
         try:
-            return copies_in(files, base)(module, array)
+            return copies_in(files, base)(module, array, file)
         finally:
             files.close()
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from kvarto.adapters.registry import AdapterVersion, Registry
@@ -21,7 +22,15 @@ from kvarto.memory.tasks import TaskState
 LOOK_EVERY_S = 2.0
 log = logging.getLogger(__name__)
 
-_Seen = dict[str, tuple[Path, Stamp]]
+_Seen = dict[str, tuple[str, Stamp]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Changes:
+    """What is other than it was when last looked at."""
+
+    found: _Seen
+    gone: tuple[str, ...]
 
 
 class AdapterWatch:
@@ -38,15 +47,18 @@ class AdapterWatch:
 
     def begin(self) -> None:
         """Register what is there now. Raises BadAdapter where a folder cannot be listed."""
-        self._apply(look_into(self._folders))
+        self._apply(self._look())
 
     def sweep(self) -> None:
         """Look again when it is time. For every round."""
         if self._folders and self._call is None and self._clock.now() - self._looked_s >= LOOK_EVERY_S:
             self._call = self._calls.submit("a look into `--adapter-dir`", self._look, self._take)
 
-    def _look(self) -> _Seen:
-        return look_into(self._folders)
+    def _look(self) -> _Changes:
+        """In a worker thread; what was seen changes only when this has ended."""
+        seen, found = self._seen, look_into(self._folders)
+        changed = {name: each for name, each in found.items() if seen.get(name) != each}
+        return _Changes(changed, tuple(name for name in seen if name not in found))
 
     def _take(self, call: Call) -> None:
         self._call = None
@@ -56,19 +68,18 @@ class AdapterWatch:
         else:
             log.warning("%s failed: %s", call.name, call.error)
 
-    def _apply(self, found: _Seen) -> None:
-        for name, (path, stamp) in found.items():
-            before = self._seen.get(name)
-            if before is None and self._registry.find(name) is None and is_name(name):
-                self._registry.list_name(name, path)
+    def _apply(self, changes: _Changes) -> None:
+        for name, (path, stamp) in changes.found.items():
+            if name in self._seen:
                 self._seen[name] = path, stamp
-            elif before is not None and before != (path, stamp):
+                self._registry.load(name, Path(path), _log)
+            elif self._registry.find(name) is None and is_name(name):
+                self._registry.list_name(name, Path(path))
                 self._seen[name] = path, stamp
-                self._registry.load(name, path, _log)
-        for name in [name for name in self._seen if name not in found]:
+        for name in changes.gone:
             path, _ = self._seen.pop(name)
             version = self._registry.find(name)
-            if version is not None and version.path == path:
+            if version is not None and version.path == Path(path):
                 self._registry.unload(name)
 
 

@@ -144,9 +144,8 @@ class Adapters:
     def stats(self) -> dict[str, Any]:
         """The fields of `Stats` that are about adapters, by name."""
         residency, host = self._parts.residency, self._parts.host
-        resident = (version.name for version in self._parts.registry if residency.find(version) is not None)
         return {
-            "resident_adapters": tuple(islice(resident, MAX_NAMES_IN_STATS)),
+            "resident_adapters": tuple(islice(self._resident_names(), MAX_NAMES_IN_STATS)),
             "num_adapters": len(self._parts.registry),
             "num_adapter_loads": residency.num_loads,
             "num_adapter_evictions": residency.num_evictions,
@@ -156,6 +155,13 @@ class Adapters:
             "adapter_device_bytes": residency.device_bytes,
             "adapter_host_bytes": host.used_bytes,
         }
+
+    def _resident_names(self) -> Iterator[str]:
+        """There may be thousands of other names: these are found by content."""
+        for resident in self._parts.residency.residents:
+            for version in self._parts.registry.versions_of(resident.digest):
+                if version.is_current:
+                    yield version.name
 
     def sweep(self) -> None:
         """Deadlines and reports of threads. For every round."""

@@ -38,6 +38,10 @@ class RawFile:
         found = os.fstat(self._fd)
         return FileIdentity(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
 
+    def fileno(self) -> int:
+        """Its descriptor, for native code; open until `close`."""
+        return self._fd
+
     def read(self, offset: int, size_bytes: int) -> bytes:
         """Exactly `size_bytes` bytes at `offset`. Raises BadFile where the file ends before."""
         if offset < 0 or size_bytes < 0 or offset + size_bytes > self.size_bytes:

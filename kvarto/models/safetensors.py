@@ -24,6 +24,8 @@ from kvarto.models.raw_file import RawFile
 MAX_HEADER_BYTES = 16 << 20
 MAX_TENSORS = 100_000
 MAX_DIMS = 8
+_READ_AT_ONCE = 64 << 10
+"""Bytes: most headers of adapters are shorter, and are read in one go."""
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
 
@@ -182,21 +184,33 @@ def read_header(
 
     Raises BadFile.
     """
+    return parse_header(file, header_bytes(file, max_header_bytes), max_tensors)
+
+
+def header_bytes(file: RawFile, max_header_bytes: int = MAX_HEADER_BYTES) -> bytes:
+    """All that comes before the data, its length first; unchecked but for that. Raises BadFile."""
     if file.size_bytes < 8:
         raise BadFile(f"`{file.path}` has {file.size_bytes} bytes, too few for safetensors; download it again")
-    refuse_pickle(file.path, file.read(0, min(9, file.size_bytes)))
-    header_bytes = int.from_bytes(file.read(0, 8), "little")
-    if header_bytes > max_header_bytes or 8 + header_bytes > file.size_bytes:
+    start = file.read(0, min(_READ_AT_ONCE, file.size_bytes))
+    refuse_pickle(file.path, start[:9])
+    size_bytes = int.from_bytes(start[:8], "little")
+    if size_bytes > max_header_bytes or 8 + size_bytes > file.size_bytes:
         raise BadFile(
-            f"`{file.path}`: the header claims {header_bytes} bytes; the file has {file.size_bytes}, "
+            f"`{file.path}`: the header claims {size_bytes} bytes; the file has {file.size_bytes}, "
             f"and at most {max_header_bytes} are read"
         )
-    header = parse_json(file.read(8, header_bytes), f"{file.path} (header)")
+    missing = 8 + size_bytes - len(start)
+    return start + file.read(len(start), missing) if missing > 0 else start[: 8 + size_bytes]
+
+
+def parse_header(file: RawFile, raw: bytes, max_tensors: int = MAX_TENSORS) -> list[TensorEntry]:
+    """Parse and check what `header_bytes` gave. Raises BadFile."""
+    header = parse_json(raw[8:], f"{file.path} (header)")
     header.pop("__metadata__", None)
     if len(header) > max_tensors:
         raise BadFile(f"`{file.path}` lists {len(header)} tensors; at most {max_tensors} are read")
-    spans = [_parse_entry(file, 8 + header_bytes, name, fields) for name, fields in header.items()]
-    _check_spans(file, 8 + header_bytes, spans)
+    spans = [_parse_entry(file, len(raw), name, fields) for name, fields in header.items()]
+    _check_spans(file, len(raw), spans)
     return [entry for entry, _ in spans]
 
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 import math
 from collections import Counter
 from itertools import pairwise
+from weakref import WeakSet
 
 import numpy as np
 
-from kvarto.core.bound_adapter import BoundAdapter, BoundRows, BoundUpdate, Strips
+from kvarto.core.bound_adapter import BoundAdapter, BoundRows, BoundShape, BoundUpdate, Strips
 from kvarto.core.dtype import DType
 from kvarto.core.ids import MAX_ADAPTERS
 from kvarto.core.layout import Layout
@@ -23,15 +24,30 @@ FEWEST_PAGE_BYTES = 2048
 _FLOATS = (DType.F32, DType.F16, DType.BF16)
 
 
-def check_bound(handle: int, adapter: BoundAdapter, program: Program, layout: Layout) -> None:
-    """Raises ValueError where a kernel would leave a page, a buffer or what was planned."""
-    _require(0 <= handle < MAX_ADAPTERS, f"handle {handle} of an adapter, limit {MAX_ADAPTERS - 1}")
-    _check_pages(adapter, layout)
-    for update in adapter.updates:
-        _check_update(update, adapter, program, layout.limits.max_lora_rank)
-    for rows in adapter.token_rows:
-        _check_rows(rows, adapter, program)
-    _check_order(adapter, program)
+class AdapterCheck:
+    """Of adapters for one program and plan. A shape is looked at when it comes for the first time."""
+
+    def __init__(self, program: Program, layout: Layout) -> None:
+        self._program = program
+        self._layout = layout
+        self._checked: WeakSet[BoundShape] = WeakSet()
+
+    def check(self, handle: int, adapter: BoundAdapter) -> None:
+        """Raises ValueError where a kernel would leave a page, a buffer or what was planned."""
+        _require(0 <= handle < MAX_ADAPTERS, f"handle {handle} of an adapter, limit {MAX_ADAPTERS - 1}")
+        _check_pages(adapter, self._layout)
+        if adapter.shape not in self._checked:
+            self._check_shape(adapter.shape)
+            self._checked.add(adapter.shape)
+        end, size_bytes = adapter.shape.end, len(adapter.pages) * adapter.page_bytes
+        _require(end <= size_bytes, f"bytes up to {end} of {size_bytes}")
+
+    def _check_shape(self, shape: BoundShape) -> None:
+        for update in shape.updates:
+            _check_update(update, self._program, self._layout.limits.max_lora_rank)
+        for rows in shape.token_rows:
+            _check_rows(rows, self._program)
+        _check_order(shape, self._program)
 
 
 def band_counts(program: Program) -> dict[str, int]:
@@ -56,7 +72,7 @@ def _check_pages(adapter: BoundAdapter, layout: Layout) -> None:
     _require(least >= 0 and most < layout.num_pages, f"pages {least} to {most}, the pool has {layout.num_pages}")
 
 
-def _check_update(update: BoundUpdate, adapter: BoundAdapter, program: Program, max_rank: int) -> None:
+def _check_update(update: BoundUpdate, program: Program, max_rank: int) -> None:
     in_width, out_width = _widths(update.op_index, program)
     a, b = update.lora_a, update.lora_b
     _require(a.num_columns == in_width, f"A has {a.num_columns} columns, op {update.op_index} takes {in_width}")
@@ -65,30 +81,28 @@ def _check_update(update: BoundUpdate, adapter: BoundAdapter, program: Program, 
     end = update.first_row + b.num_columns
     _require(0 <= update.first_row < end <= out_width, f"rows {update.first_row} to {end} of {out_width}")
     _require(math.isfinite(update.scaling), f"scaling {update.scaling}")
-    for strips in (a, b, update.bias, update.magnitude):
-        if strips is not None:
-            _check_strips(strips, adapter)
+    for strips in update.strips():
+        _check_strips(strips)
     for vector in (update.bias, update.magnitude):
         is_one = vector is None or (vector.num_strips, vector.num_columns) == (1, b.num_columns)
         _require(is_one, f"{vector} beside {b.num_columns} rows of B")
     _require(update.magnitude is None or update.magnitude.dtype is DType.F32, "a magnitude is not float32")
 
 
-def _check_strips(strips: Strips, adapter: BoundAdapter) -> None:
-    size_bytes = len(adapter.pages) * adapter.page_bytes
+def _check_strips(strips: Strips) -> None:
     _require(strips.dtype in _FLOATS, f"strips of {strips.dtype}")
     _require(strips.num_strips > 0 and strips.num_columns > 0, f"empty {strips}")
-    _require(0 <= strips.start <= strips.end <= size_bytes, f"bytes {strips.start} to {strips.end} of {size_bytes}")
+    _require(strips.start >= 0, f"bytes {strips.start} to {strips.end} of a stream")
     _require(strips.start % strips.dtype.itemsize == 0, f"{strips.dtype} at byte {strips.start}")
 
 
-def _check_rows(rows: BoundRows, adapter: BoundAdapter, program: Program) -> None:
+def _check_rows(rows: BoundRows, program: Program) -> None:
     _widths(rows.op_index, program)
     op = program.ops[rows.op_index]
     _require(isinstance(op, Embed | Logits), f"op {rows.op_index} has no rows of tokens")
     assert isinstance(op, Embed | Logits)
     num_tokens, width = program.weights[op.weights[0]].shape
-    _check_strips(rows.rows, adapter)
+    _check_strips(rows.rows)
     ids = rows.token_ids
     _require(0 < len(ids) == rows.rows.num_strips, f"{rows.rows.num_strips} rows for {len(ids)} tokens")
     _require(len(set(ids)) == len(ids), "a token is replaced twice")
@@ -96,17 +110,17 @@ def _check_rows(rows: BoundRows, adapter: BoundAdapter, program: Program) -> Non
     _require(rows.rows.num_columns == width, f"rows of {rows.rows.num_columns} elements, not {width}")
 
 
-def _check_order(adapter: BoundAdapter, program: Program) -> None:
-    for one, two in pairwise(adapter.updates):
+def _check_order(shape: BoundShape, program: Program) -> None:
+    for one, two in pairwise(shape.updates):
         is_behind = two.op_index > one.op_index or two.first_row >= one.first_row + one.out_width
         is_behind = is_behind and two.op_index >= one.op_index
         places = [(update.op_index, update.first_row) for update in (one, two)]
         _require(is_behind, f"bands (op, row) {places} overlap or lie in another order")
     most = band_counts(program)
-    for index, count in Counter(update.op_index for update in adapter.updates).items():
+    for index, count in Counter(update.op_index for update in shape.updates).items():
         most_here = most.get(program.ops[index].writes[0], 1)
         _require(count <= most_here, f"{count} bands of op {index}, at most {most_here}")
-    ops = [rows.op_index for rows in adapter.token_rows]
+    ops = [rows.op_index for rows in shape.token_rows]
     _require(all(two > one for one, two in pairwise(ops)), f"rows of tokens for ops {ops}")
 
 

@@ -48,26 +48,23 @@ Widths widths(const AnyOp& any) {
     return {};
 }
 
-void check(const AdapterUpdate& update, const Adapter& adapter, const Widths& op) {
+void check(const AdapterUpdate& update, int32_t first_rank, const Widths& op) {
     require(op.ranks > 0, "op " + std::to_string(update.op) + " was not planned for updates");
     require(update.a.num_columns == op.in, "A has another width than what the op reads");
     require(update.b.num_strips == update.rank(), "A and B have different ranks");
     const bool is_inside = update.first_row >= 0 && update.first_row <= op.out - update.b.num_columns;
     require(is_inside, "rows that the op does not write");
-    require(update.first_rank + update.rank() <= op.ranks, "larger ranks than were planned for");
+    require(first_rank <= op.ranks - update.rank(), "larger ranks than were planned for");
     for (const Strips& vector : {update.bias, update.magnitude})
         require(vector.num_strips == 0 || (vector.num_strips == 1 && vector.num_columns == update.b.num_columns),
                 "a vector beside B of another length");
-    for (const Strips& each : {update.a, update.b, update.bias, update.magnitude})
-        require(each.end() <= adapter.size_bytes(), "strips behind the end of the pages");
 }
 
-void check(const AdapterTokens& tokens, const Adapter& adapter, const Widths& op) {
+void check(const AdapterTokens& tokens, const Widths& op) {
     require(op.ranks > 0, "op " + std::to_string(tokens.op) + " was not planned for other tokens");
     require(tokens.rows.num_columns == op.token_width, "rows of tokens of another width");
     const bool is_inside = tokens.token_ids.front() >= 0 && tokens.token_ids.back() < op.num_tokens;
     require(is_inside, "tokens that the op does not have");
-    require(tokens.rows.end() <= adapter.size_bytes(), "rows of tokens behind the end of the pages");
 }
 
 std::vector<AdapterUpdate> updates_at(const std::vector<UpdateAt>& updates, int32_t num_ops) {
@@ -93,9 +90,32 @@ AdapterTokens tokens_at(const TokensAt& at, int32_t num_ops) {
 
 }  // namespace
 
+AdapterShape BoundProgram::adapter_shape(const std::vector<UpdateAt>& updates,
+                                         const std::vector<TokensAt>& tokens) const {
+    AdapterShape shape;
+    shape.program_ = number_;
+    shape.updates_ = updates_at(updates, executor_.num_ops());
+    for (const TokensAt& at : tokens) shape.tokens_.push_back(tokens_at(at, executor_.num_ops()));
+    int32_t first_rank = 0;
+    const AdapterUpdate* before = nullptr;
+    for (const AdapterUpdate& each : shape.updates_) {
+        first_rank = before != nullptr && before->op == each.op ? first_rank + before->rank() : 0;
+        check(each, first_rank, widths(executor_.op(each.op)));
+        for (const Strips& strips : {each.a, each.b, each.bias, each.magnitude})
+            shape.end_bytes_ = std::max(shape.end_bytes_, strips.end());
+        before = &each;
+    }
+    for (const AdapterTokens& each : shape.tokens_) {
+        check(each, widths(executor_.op(each.op)));
+        shape.end_bytes_ = std::max(shape.end_bytes_, each.rows.end());
+    }
+    return shape;
+}
+
 void BoundProgram::bind_adapter(int32_t handle, const PagesAt& pool, const std::vector<int32_t>& pages,
-                                const std::vector<UpdateAt>& updates, const std::vector<TokensAt>& tokens) {
+                                const AdapterShape& shape) {
     require(handle >= 0 && handle < kMaxAdapters && !adapters_.is_bound(handle), "a handle that is not free");
+    require(shape.program_ == number_, "a shape that was checked against another program");
     require(pool.page_bytes >= 2048 && pool.page_bytes % 64 == 0, "pages too small for a piece of a strip");
     const std::byte* first = this->pages(pool).data;
     std::vector<const std::byte*> places;
@@ -103,14 +123,10 @@ void BoundProgram::bind_adapter(int32_t handle, const PagesAt& pool, const std::
         require(page >= 0 && page < bounds_.num_pages, "no page " + std::to_string(page));
         places.push_back(first + page * pool.page_bytes);
     }
-    std::vector<AdapterTokens> replaced;
-    for (const TokensAt& at : tokens) replaced.push_back(tokens_at(at, executor_.num_ops()));
-    auto adapter = std::make_unique<const Adapter>(pool.page_bytes, std::move(places),
-                                                   updates_at(updates, executor_.num_ops()), std::move(replaced),
-                                                   executor_.num_ops());
-    for (const AdapterTokens& each : adapter->tokens()) check(each, *adapter, widths(executor_.op(each.op)));
-    for (const AdapterUpdate& each : adapter->updates()) check(each, *adapter, widths(executor_.op(each.op)));
-    adapters_.bind(handle, std::move(adapter));
+    const auto size_bytes = pool.page_bytes * static_cast<int64_t>(pages.size());
+    require(shape.end_bytes() <= size_bytes, "strips behind the end of the pages");
+    adapters_.bind(handle, std::make_unique<const Adapter>(pool.page_bytes, std::move(places), shape.updates_,
+                                                           shape.tokens_, executor_.num_ops()));
 }
 
 void BoundProgram::unbind_adapter(int32_t handle) {

@@ -1,6 +1,7 @@
 #include "bindings/bound_program.h"
 
 #include <algorithm>
+#include <atomic>
 #include <stdexcept>
 #include <utility>
 
@@ -22,11 +23,17 @@ template <class Enum> Enum member(int32_t place, Enum last) {
     return static_cast<Enum>(place);
 }
 
+uint64_t next_number() {
+    static std::atomic<uint64_t> number = 0;
+    return ++number;
+}
+
 }  // namespace
 
 BoundProgram::BoundProgram(const std::string& isa, int32_t num_threads, uintptr_t arena, int64_t arena_bytes,
                            StepBounds bounds)
-    : arena_(reinterpret_cast<std::byte*>(arena)),
+    : number_(next_number()),
+      arena_(reinterpret_cast<std::byte*>(arena)),
       arena_bytes_(arena_bytes),
       bounds_(bounds),
       has_tiles_(isa == "amx"),

@@ -74,6 +74,19 @@ struct TokensAt {
     std::vector<int32_t> token_ids;  // of each row
 };
 
+// What adapters of one shape have in common, checked against a program: all but their pages.
+class AdapterShape {
+public:
+    int64_t end_bytes() const { return end_bytes_; }  // behind the last strip
+
+private:
+    friend class BoundProgram;
+    uint64_t program_ = 0;  // the number of the one it was checked against
+    std::vector<AdapterUpdate> updates_;
+    std::vector<AdapterTokens> tokens_;
+    int64_t end_bytes_ = 0;
+};
+
 class BoundProgram {
 public:
     BoundProgram(const std::string& isa, int32_t num_threads, uintptr_t arena, int64_t arena_bytes, StepBounds bounds);
@@ -100,10 +113,12 @@ public:
                     float softcap, int32_t products, BytesAt scratch, RowsAt summaries, std::optional<RowsAt> sums);
     void add_sample(RowsAt logits, std::optional<RowsAt> summaries, BytesAt scratch);
 
-    // Lets steps name an adapter whose stream lies in these pages of the pool. Everything that a kernel would use as an
-    // address is looked at; throws std::invalid_argument.
+    // Everything that a kernel would use as an address is looked at, once for all adapters of the shape; throws
+    // std::invalid_argument.
+    AdapterShape adapter_shape(const std::vector<UpdateAt>& updates, const std::vector<TokensAt>& tokens) const;
+    // Lets steps name an adapter whose stream lies in these pages of the pool. Throws std::invalid_argument.
     void bind_adapter(int32_t handle, const PagesAt& pool, const std::vector<int32_t>& pages,
-                      const std::vector<UpdateAt>& updates, const std::vector<TokensAt>& tokens);
+                      const AdapterShape& shape);
     void unbind_adapter(int32_t handle);
 
     // One pass; other Python threads run meanwhile.
@@ -130,6 +145,7 @@ private:
     Rows sums(const std::optional<RowsAt>& sums, int32_t num_rows) const;
     void check_step(const StepView& step) const;
 
+    uint64_t number_;  // of programs in this process: one that takes the place of another has another
     std::byte* arena_;
     int64_t arena_bytes_;
     StepBounds bounds_;

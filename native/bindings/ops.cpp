@@ -68,9 +68,10 @@ void bind_program(nb::module_& ops) {
         .def("add_logits", &P::add_logits, "x"_a, "out"_a, "weight"_a, "bias"_a.none(), "scale"_a, "softcap"_a,
              "products"_a, "scratch"_a, "summaries"_a, "sums"_a.none() = nb::none())
         .def("add_sample", &P::add_sample, "logits"_a, "summaries"_a.none(), "scratch"_a)
-        .def("bind_adapter", &P::bind_adapter, "handle"_a, "pool"_a, "pages"_a, "updates"_a,
-             "tokens"_a,
-             "Let steps name an adapter whose bytes are in these pages. Raises ValueError where it does not fit.")
+        .def("adapter_shape", &P::adapter_shape, "updates"_a, "tokens"_a,
+             "What adapters of one shape have in common. Raises ValueError where it does not fit the program.")
+        .def("bind_adapter", &P::bind_adapter, "handle"_a, "pool"_a, "pages"_a, "shape"_a,
+             "Let steps name an adapter whose bytes are in these pages. Raises ValueError where they are too few.")
         .def("unbind_adapter", &P::unbind_adapter, "handle"_a)
         .def("run", &P::run, "step"_a, "page_tables"_a, "slot_mapping"_a, "result"_a,
              "One pass. Raises ValueError where the step does not fit, before anything is computed.")
@@ -79,7 +80,8 @@ void bind_program(nb::module_& ops) {
         .def_prop_ro("num_phases", &P::num_phases, "Phases of a step, each but the last followed by a barrier.");
 }
 
-void bind_adapters(nb::module_& ops) {
+void bind_shapes(nb::module_& ops) {
+    nb::class_<AdapterShape>(ops, "AdapterShape", "Updates and tokens that were checked against a program.");
     nb::class_<StripsAt>(ops, "Strips")
         .def(nb::init<int64_t, int32_t, int32_t, int32_t>(), "start"_a, "num_strips"_a, "num_columns"_a, "type"_a);
     nb::class_<UpdateAt>(ops, "Update")
@@ -94,7 +96,7 @@ void bind_adapters(nb::module_& ops) {
 void bind_ops(nb::module_& ops) {
     ops.def("isas", &isas, "Instruction sets that can run here, the best one last.");
     bind_places(ops);
-    bind_adapters(ops);
+    bind_shapes(ops);
     bind_program(ops);
     bind_ops_attention(ops);
 }

@@ -12,6 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvarto.adapters.adapter import Adapter
+from kvarto.adapters.digest import page_digests
+from kvarto.adapters.packer import Digests
 from kvarto.adapters.source import FoundAdapter
 from kvarto.core.errors import BadAdapter
 from kvarto.models.raw_file import FileIdentity
@@ -25,6 +27,9 @@ class FakeFiles:
     invocation: dict[int, tuple[int, ...]] = field(default_factory=dict)
     """Seeds of adapters that are called by tokens."""
     fails: Callable[[], bool] = lambda: False
+    remembers: bool = True
+    """Files that were read are known when they are found again."""
+    known: dict[tuple[FileIdentity, ...], bytes] = field(default_factory=dict)
 
     def put(self, path: str | Path, seed: int, num_pages: int) -> Path:
         self.contents[Path(path)] = (seed, num_pages)
@@ -37,16 +42,16 @@ class FakeFiles:
             raise BadAdapter(f"`{path}` is not there")
         seed, num_pages = self.contents[path]
         adapter = Adapter(updates=(), invocation_tokens=self.invocation.get(seed, ()))
-        return FoundAdapter(adapter, (FileIdentity(1, seed, num_pages, hash(str(path)) & 0xFFFF, 0),), num_pages)
+        identity = (FileIdentity(1, seed, num_pages, hash(str(path)) & 0xFFFF, 0),)
+        return FoundAdapter(adapter, identity, num_pages, self.known.get(identity))
 
-    def digest(self, found: FoundAdapter) -> bytes:
-        self._check(found)
-        return digest_of(_seed(found))
-
-    def read(self, found: FoundAdapter, images: NDArray[np.uint8]) -> None:
+    def read(self, found: FoundAdapter, images: NDArray[np.uint8]) -> Digests:
         self._check(found)
         for index in range(len(images)):
             images[index] = page_of(_seed(found), index, images.shape[1])
+        if self.remembers:
+            self.known[found.identity] = digest_of(_seed(found))
+        return Digests(digest_of(_seed(found)), page_digests(images))
 
     def _check(self, found: FoundAdapter) -> None:
         if self.fails():

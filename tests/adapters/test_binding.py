@@ -11,15 +11,14 @@ import numpy as np
 import pytest
 
 from kvarto.adapters.adapter import Adapter, LowRankUpdate, TokenRows
-from kvarto.adapters.arrays import Bits, LazyArray
-from kvarto.adapters.binding import bind, unsupported
+from kvarto.adapters.arrays import Bits
+from kvarto.adapters.binding import bind, bound_shape, unsupported
 from kvarto.adapters.packing import num_pages, pack, stream_bytes, strips_of
-from kvarto.adapters.pages import page_images
 from kvarto.adapters.peft_files import open_peft_adapter
 from kvarto.adapters.targets import BaseTargets, Role, targets_of
 from kvarto.core.bound_adapter import BoundAdapter, Strips
-from kvarto.core.dtype import DType
 from tests.adapters.bases import program_of
+from tests.adapters.held import HeldArray, array_of, held, page_images
 from tests.adapters.writer import ALL_LINEAR, QV, Options, write_adapter
 
 PAGE_BYTES = 4096
@@ -41,11 +40,10 @@ def base(request: pytest.FixtureRequest) -> BaseTargets:
 @pytest.fixture(params=MATRIX, ids=lambda options: f"r{options.rank} {options.dtypes}")
 def adapter(request: pytest.FixtureRequest, base: BaseTargets, tmp_path: Path) -> Adapter:
     written = write_adapter(tmp_path / "a", base, request.param)
-    adapter = open_peft_adapter(written.folder, base, [tmp_path]).adapter
+    adapter = held(open_peft_adapter(written.folder, base, [tmp_path]))
     table = base.by_module[base.embed_module]
     rows = np.random.default_rng(2).normal(size=(3, table.out_width)).astype(np.float32)
-    array = LazyArray("rows", rows.shape, DType.F32, rows.tobytes)
-    return replace(adapter, token_rows=(TokenRows(table.weight, (Role.EMBED,), (7, 90, 3), array),))
+    return replace(adapter, token_rows=(TokenRows(table.weight, (Role.EMBED,), (7, 90, 3), array_of(rows)),))
 
 
 def scale_of(update: LowRankUpdate) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
@@ -55,7 +53,7 @@ def scale_of(update: LowRankUpdate) -> np.ndarray[tuple[int, ...], np.dtype[np.f
 
 def bound_to_all(adapter: Adapter, base: BaseTargets) -> BoundAdapter:
     count = num_pages(stream_bytes(adapter), PAGE_BYTES)
-    return bind(adapter, base, np.arange(count, dtype=np.int32)[::-1].copy(), PAGE_BYTES)
+    return bind(bound_shape(adapter, base), np.arange(count, dtype=np.int32)[::-1].copy(), PAGE_BYTES)
 
 
 def strips_in_order(bound: BoundAdapter) -> Iterator[Strips]:
@@ -89,7 +87,7 @@ def test_strips_hold_what_the_files_hold(adapter: Adapter, base: BaseTargets) ->
     stream = b"".join(page_images(adapter, PAGE_BYTES, scale_of))
     bound = bound_to_all(adapter, base)
 
-    def is_same(strips: Strips | None, array: LazyArray | None, values: Bits | None) -> None:
+    def is_same(strips: Strips | None, array: HeldArray | None, values: Bits | None) -> None:
         assert (strips is None) == (array is None)
         if strips is not None and values is not None:
             found = np.frombuffer(stream, values.dtype, values.size, strips.start)
@@ -116,8 +114,8 @@ def test_updates_name_their_ops_in_order(adapter: Adapter, base: BaseTargets) ->
 
 def test_rows_of_a_tied_pair_join_both_of_its_ops(tmp_path: Path) -> None:
     base = targets_of(program_of(tie_word_embeddings=True))
-    adapter = open_peft_adapter(write_adapter(tmp_path / "a", base).folder, base, [tmp_path]).adapter
-    array = LazyArray("rows", (2, 32), DType.F16, lambda: bytes(128))
+    adapter = held(open_peft_adapter(write_adapter(tmp_path / "a", base).folder, base, [tmp_path]))
+    array = array_of(np.zeros((2, 32), np.float16))
     rows = TokenRows(base.by_module[base.embed_module].weight, (Role.EMBED, Role.LOGITS), (5, 4), array)
     bound = bound_to_all(replace(adapter, token_rows=(rows,)), base)
     first, second = bound.token_rows

@@ -9,26 +9,37 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvarto.adapters import digest as digest_module
-from kvarto.adapters.digest import DigestCache, adapter_digest, page_digests
-from kvarto.adapters.opened import OpenedAdapter
+from kvarto.adapters.digest import DigestCache
+from kvarto.adapters.packer import Digests
 from kvarto.adapters.peft_files import open_peft_adapter
+from kvarto.adapters.source import AdapterFiles, FoundAdapter
 from kvarto.adapters.targets import targets_of
 from kvarto.core.errors import BadAdapter
+from kvarto.models.raw_file import FileIdentity
 from tests.adapters.bases import program_of
+from tests.adapters.held import adapter_digest, held
 from tests.adapters.writer import ALL_LINEAR, QV, Options, Written, as_type, write_adapter
 
 BASE = targets_of(program_of())
 
 
-def opened(written: Written) -> OpenedAdapter:
-    return open_peft_adapter(written.save(), BASE, [written.folder.parent])
+def files_of(written: Written) -> AdapterFiles:
+    return AdapterFiles(BASE, [written.folder.parent], 4096, scale_of=lambda update, values: values.magnitude)
+
+
+def read(files: AdapterFiles, found: FoundAdapter) -> Digests:
+    return files.read(found, np.empty((found.num_pages, 4096), np.uint8))
+
+
+def digest_of(written: Written) -> bytes:
+    files = files_of(written)
+    return read(files, files.find(written.save())).content
 
 
 def digest(folder: Path, options: Options | None = None, **config: Any) -> bytes:
     written = write_adapter(folder, BASE, options)
     written.config |= config
-    return adapter_digest(opened(written).adapter)
+    return digest_of(written)
 
 
 def test_names_and_orders_do_not_count(tmp_path: Path) -> None:
@@ -37,7 +48,7 @@ def test_names_and_orders_do_not_count(tmp_path: Path) -> None:
     written = write_adapter(tmp_path / "b", BASE, Options(ALL_LINEAR, prefix="", adapter=".other"))
     written.tensors = dict(reversed(written.tensors.items()))
     written.config = dict(reversed(written.config.items())) | {"lora_dropout": 0.5, "base_model_name_or_path": "x"}
-    assert adapter_digest(opened(written).adapter) == first
+    assert digest_of(written) == first
 
 
 def test_what_means_the_same_counts_the_same(tmp_path: Path) -> None:
@@ -68,15 +79,15 @@ def test_what_differs_counts(options: Options, config: dict[str, Any], tmp_path:
 
 def test_every_value_and_token_counts(tmp_path: Path) -> None:
     written = write_adapter(tmp_path / "a", BASE)
-    seen = {adapter_digest(opened(written).adapter)}
+    seen = {digest_of(written)}
     for _, array in written.tensors.values():
         array.reshape(-1)[-1] = np.nextafter(array.reshape(-1)[-1], 9)
-        seen.add(adapter_digest(opened(written).adapter))
+        seen.add(digest_of(written))
     delta = "base_model.model.model.embed_tokens.token_adapter.trainable_tokens_delta"
     written.tensors[delta] = as_type(np.ones((2, 32)), "F32")[0]
     for ids in ([1, 2], [2, 1], [1, 3]):
         written.config["trainable_token_indices"] = ids
-        seen.add(adapter_digest(opened(written).adapter))
+        seen.add(digest_of(written))
     assert len(seen) == 1 + len(written.tensors) - 1 + 3
 
 
@@ -84,45 +95,75 @@ def test_a_digest_is_stable_across_releases(tmp_path: Path) -> None:
     """Pages on disk outlive the process: changing what a digest covers needs a new VERSION."""
     written = write_adapter(tmp_path / "a", BASE, Options(("lm_head",), rank=1))
     written.tensors = {n: (d, np.full_like(a, 0.5)) for n, (d, a) in written.tensors.items()}
-    assert adapter_digest(opened(written).adapter).hex() == (
-        "f78c066d74bb62d5f1c1500c7ab7e8d6a96928c47465b476d389475b3a49235a"
-    )
+    assert digest_of(written).hex() == ("4f36865f46c7604baddadb9b65ecdeeea7a2c75f835cd35bdace66a0cf12d2dc")
+
+
+def test_it_is_the_digest_of_what_the_files_hold(tmp_path: Path) -> None:
+    for number, options in enumerate((Options(ALL_LINEAR), Options(use_dora=True, dtypes=("F16", "BF16")))):
+        written = write_adapter(tmp_path / str(number), BASE, options)
+        opened = open_peft_adapter(written.folder, BASE, [tmp_path])
+        files = files_of(written)
+        assert read(files, files.find(written.folder)).content == adapter_digest(held(opened))
+
+
+def test_a_digest_does_not_depend_on_the_size_of_pages(tmp_path: Path) -> None:
+    written = write_adapter(tmp_path / "a", BASE, Options(ALL_LINEAR, use_dora=True))
+    seen = set()
+    for page_bytes in (2048, 4096, 1 << 20):
+        files = AdapterFiles(BASE, [tmp_path], page_bytes, scale_of=lambda update, values: values.magnitude)
+        found = files.find(written.folder)
+        seen.add(files.read(found, np.empty((found.num_pages, page_bytes), np.uint8)).content)
+    assert len(seen) == 1
+
+
+def test_what_a_base_makes_of_magnitudes_does_not_count_for_the_adapter_but_for_its_pages(tmp_path: Path) -> None:
+    written = write_adapter(tmp_path / "a", BASE, Options(use_dora=True))
+    one = AdapterFiles(BASE, [tmp_path], 4096, scale_of=lambda update, values: values.magnitude)
+    two = AdapterFiles(BASE, [tmp_path], 4096, scale_of=lambda update, values: values.magnitude * np.float32(2))
+    first, second = (read(files, files.find(written.folder)) for files in (one, two))
+    assert first.content == second.content
+    assert first.pages != second.pages
 
 
 def test_pages_have_digests_of_their_own(tmp_path: Path) -> None:
     written = write_adapter(tmp_path / "a", BASE, Options(ALL_LINEAR))
-    before = page_digests(opened(written).adapter, 4096)
-    assert len(before) == -(-opened(written).adapter.size_bytes // 4096)
-    name = opened(written).adapter.updates[0].lora_a.name
-    written.tensors[name][1][0, 0] += 1
-    after = page_digests(opened(written).adapter, 4096)
+    files = files_of(written)
+    found = files.find(written.folder)
+    before = read(files, found).pages
+    assert len(before) == found.num_pages == -(-found.adapter.size_bytes // 4096)
+    written.tensors[found.adapter.updates[0].lora_a.name][1][0, 0] += 1
+    after = read(files, files.find(written.save())).pages
     assert [one == two for one, two in zip(before, after, strict=True)].count(False) == 1
 
 
-def test_the_cache_reads_a_file_once_and_sees_every_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    num_reads = 0
-
-    def counted(adapter: Any) -> bytes:
-        nonlocal num_reads
-        num_reads += 1
-        return adapter_digest(adapter)
-
-    monkeypatch.setattr(digest_module, "adapter_digest", counted)
-    cache = DigestCache(max_entries=2)
+def test_a_digest_is_remembered_by_the_identity_of_its_files(tmp_path: Path) -> None:
     written = write_adapter(tmp_path / "a", BASE)
-    first = opened(written)
-    assert cache.digest_of(first) == cache.digest_of(first) == adapter_digest(first.adapter)
-    assert num_reads == 1
+    files = files_of(written)
+    first = files.find(written.folder)
+    assert first.digest is None
+    digest = read(files, first).content
+    assert files.find(written.folder).digest == digest
     path = written.folder / "adapter_model.safetensors"
     os.utime(path, ns=(5, 5))
-    again = open_peft_adapter(written.folder, BASE, [tmp_path])
-    assert cache.digest_of(again) == cache.digest_of(first)
-    assert num_reads == 2
+    again = files.find(written.folder)
+    assert again.digest is None
+    assert read(files, again).content == digest
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(data)
     os.utime(path, ns=(5, 5))  # somebody sets the clock back: the time of change remains
-    other = open_peft_adapter(written.folder, BASE, [tmp_path])
-    assert cache.digest_of(other) != cache.digest_of(first)
+    other = files.find(written.folder)
+    assert other.digest is None
+    assert read(files, other).content != digest
     with pytest.raises(BadAdapter, match="changed"):
-        adapter_digest(first.adapter)
+        read(files, first)
+
+
+def test_the_cache_forgets_what_was_used_least_recently() -> None:
+    cache = DigestCache(max_entries=2)
+    keys = [(FileIdentity(1, inode, 0, 0, 0),) for inode in range(3)]
+    cache.put(keys[0], b"0")
+    cache.put(keys[1], b"1")
+    assert cache.get(keys[0]) == b"0"
+    cache.put(keys[2], b"2")
+    assert [cache.get(key) for key in keys] == [b"0", None, b"2"]

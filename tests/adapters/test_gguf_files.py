@@ -14,6 +14,7 @@ from kvarto.adapters.peft_files import open_peft_adapter
 from kvarto.adapters.targets import BaseTargets, Role, targets_of
 from kvarto.core.errors import AdapterError, AdapterMismatch, BadAdapter, UnsupportedAdapter
 from tests.adapters.bases import GPT2, MIXTRAL, program_of
+from tests.adapters.held import held
 from tests.adapters.writer import ALL_LINEAR, Options, write_adapter
 from tests.models.gguf_bytes import write_gguf
 
@@ -73,8 +74,8 @@ def test_it_is_the_peft_adapter(model_type: str, architecture: str, is_permuted:
     base = targets_of(program_of(model_type=model_type))
     written = write_adapter(tmp_path / "a", base, Options(("model.embed_tokens", "lm_head", *ALL_LINEAR), rank=6))
     path = converted(tmp_path, base, written.updates, is_permuted=is_permuted, **{"general.architecture": architecture})
-    ours = open_gguf_adapter(path, base, [tmp_path]).adapter
-    theirs = open_peft_adapter(written.folder, base, [tmp_path]).adapter
+    ours = held(open_gguf_adapter(path, base, [tmp_path]))
+    theirs = held(open_peft_adapter(written.folder, base, [tmp_path]))
     assert [(u.target, u.rank, u.scaling) for u in ours.updates] == [
         (u.target, u.rank, u.scaling) for u in theirs.updates
     ]
@@ -88,7 +89,8 @@ def test_it_is_the_peft_adapter(model_type: str, architecture: str, is_permuted:
 )
 def test_types_are_kept_or_widened(kind: Q, dtype: str, error: float, tmp_path: Path) -> None:
     written = write_adapter(tmp_path / "a", BASE, Options(("model.layers.1.self_attn.q_proj",), rank=32))
-    (update,) = open_gguf_adapter(converted(tmp_path, BASE, written.updates, kind), BASE, [tmp_path]).adapter.updates
+    path = converted(tmp_path, BASE, written.updates, kind)
+    (update,) = held(open_gguf_adapter(path, BASE, [tmp_path])).updates
     expected = written.updates["model.layers.1.self_attn.q_proj"]
     assert (update.lora_a.dtype, update.lora_b.dtype) == (dtype, dtype)
     np.testing.assert_allclose(update.lora_a.values(), expected.lora_a, atol=error)

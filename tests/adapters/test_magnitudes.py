@@ -11,6 +11,7 @@ from kvarto.adapters import magnitudes
 from kvarto.adapters.magnitudes import scale_of
 from kvarto.adapters.targets import Role, Target
 from kvarto.core.errors import BadAdapter
+from tests.adapters.held import update_values
 from tests.ops.adapters import Draw, drawn, lazy
 from tests.ops.opened import KINDS, LLAMA, open_backend
 
@@ -31,17 +32,17 @@ def test_norms_are_of_outputs(monkeypatch: pytest.MonkeyPatch, role: Role, block
     assert update.magnitude is not None
     whole = base + update.scaling * (update.lora_b.values().astype(np.float64) @ update.lora_a.values())
     want = update.magnitude.values() / np.linalg.norm(whole, axis=1)
-    got = scale_of(update, read_rows)
+    got = scale_of(update, update_values(update), read_rows)
     assert got.dtype == np.float32
     np.testing.assert_allclose(got, want, rtol=1e-5)
 
 
 def test_rows_of_zeros_stay_zeros_and_rows_that_vanish_are_refused() -> None:
     (update,) = drawn([Target("w", Role.LINEAR, 0, 4, 24)], Draw(2, spread=0.0, has_magnitude=True)).updates
-    assert scale_of(update, lambda *_: np.zeros((4, 24), np.float32)).tolist() == [1.0] * 4
+    assert scale_of(update, update_values(update), lambda *_: np.zeros((4, 24), np.float32)).tolist() == [1.0] * 4
     tiny = replace(update, magnitude=lazy(np.full(4, 1e30)))
     with pytest.raises(BadAdapter, match="without bound"):
-        scale_of(tiny, lambda *_: np.full((4, 24), 1e-20, np.float32))
+        scale_of(tiny, update_values(tiny), lambda *_: np.full((4, 24), 1e-20, np.float32))
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -17,6 +17,7 @@ from kvarto.adapters.peft_files import open_peft_adapter
 from kvarto.adapters.targets import targets_of
 from kvarto.core.errors import AdapterError
 from tests.adapters.bases import program_of
+from tests.adapters.held import held
 from tests.adapters.malformed import BREAKS
 from tests.adapters.writer import write_adapter
 from tests.models.gguf_bytes import gguf_bytes
@@ -59,7 +60,7 @@ def test_random_bytes_anywhere_are_a_good_adapter_or_an_adapter_error(tmp_path: 
             data[rng.randrange(min(len(data), 1200))] = rng.randrange(256)
         path.write_bytes(data)
         try:
-            for array in open_peft_adapter(written.folder, BASE, [tmp_path]).adapter.arrays():
+            for array in held(open_peft_adapter(written.folder, BASE, [tmp_path])).arrays():
                 array.read()
         except AdapterError:
             num_refused += 1
@@ -88,7 +89,7 @@ def test_every_number_of_a_gguf_file_may_lie(tmp_path: Path) -> None:
             num_tried += data != good.data
             tracemalloc.start()
             try:
-                for array in open_gguf_adapter(path, BASE, [tmp_path]).adapter.arrays():
+                for array in held(open_gguf_adapter(path, BASE, [tmp_path])).arrays():
                     array.read()
             except AdapterError:
                 num_refused += 1

@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 
 from kvarto.adapters.adapter import LowRankUpdate
 from kvarto.adapters.packing import LINE_BYTES, TILE_COLUMNS, Packing, Strips, num_pages, pack, stream_bytes, strips_of
-from kvarto.adapters.pages import page_images
 from kvarto.adapters.peft_files import open_peft_adapter
 from kvarto.adapters.targets import BaseTargets, Role, targets_of
 from kvarto.core.dtype import DType
 from tests.adapters.bases import PUBLISHED, program_of
+from tests.adapters.held import held, page_images
 from tests.adapters.writer import ALL_LINEAR, Options, write_adapter
 
 SUBSETS = {
@@ -140,11 +140,11 @@ def test_tiles_of_the_images_are_the_tensors(tmp_path: Path) -> None:
     base = targets_of(program_of(hidden_size=640, intermediate_size=1100, vocab_size=97))
     options = Options(ALL_LINEAR, rank=5, dtypes=("F32", "BF16"), lora_bias=True, use_dora=True)
     written = write_adapter(tmp_path / "a", base, options)
-    adapter = open_peft_adapter(written.folder, base, [tmp_path]).adapter
+    adapter = held(open_peft_adapter(written.folder, base, [tmp_path]))
     matrices = strips_of(adapter)
     packing = pack(matrices, 4096)
     check(packing, matrices)
-    images = list(page_images(adapter, 4096, scale_of))
+    images = page_images(adapter, 4096, scale_of)
     assert len(images) == packing.num_pages == num_pages(stream_bytes(adapter), 4096)
     expected = []
     for update in adapter.updates:

@@ -10,12 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kvarto.adapters.adapter import Adapter
 from kvarto.adapters.files import AdapterLimits
 from kvarto.adapters.opened import OpenedAdapter
 from kvarto.adapters.peft_files import open_peft_adapter
 from kvarto.adapters.targets import BaseTargets, Role, targets_of
 from kvarto.core.errors import AdapterError, AdapterMismatch, BadAdapter, UnsupportedAdapter
 from tests.adapters.bases import GPT2, TINY, program_of
+from tests.adapters.held import held
 from tests.adapters.parity import lookup, product
 from tests.adapters.writer import ALL_LINEAR, QV, Options, Written, as_type, write_adapter
 
@@ -25,13 +27,17 @@ TIED = targets_of(program_of(TINY | {"model_type": "llama", "tie_word_embeddings
 ATTENTION = "model.layers.0.self_attn"
 
 
+def adapter_of(written: Written, base: BaseTargets = SPLIT) -> Adapter:
+    return held(opened(written, base))
+
+
 def opened(written: Written, base: BaseTargets = SPLIT, **options: Any) -> OpenedAdapter:
     return open_peft_adapter(written.folder, base, [written.folder.parent], **options)
 
 
 def is_parity(written: Written, base: BaseTargets) -> None:
     """Each module of the adapter, in its rows of a random base, against the formula of its own matrices."""
-    adapter = opened(written, base).adapter
+    adapter = adapter_of(written, base)
     rng = np.random.default_rng(1)
     weights = {t.weight: t for t in base.by_module.values() if t.role is not Role.EMBED}
     heights = {
@@ -97,7 +103,7 @@ def test_embeddings_are_updated_by_columns_of_a(tmp_path: Path) -> None:
     for base in (SPLIT, TIED):
         written = write_adapter(tmp_path / "a", base, Options(("model.embed_tokens", "lm_head", *QV), rank=3))
         is_parity_of = written.updates["model.embed_tokens"]
-        adapter = opened(written, base).adapter
+        adapter = adapter_of(written, base)
         table = np.random.default_rng(2).normal(size=(97, 32))
         expected = table + is_parity_of.scaling * (is_parity_of.lora_b @ is_parity_of.lora_a).T
         np.testing.assert_allclose(lookup(adapter, "embed", table, [5, 96, 0]), expected[[5, 96, 0]], rtol=1e-12)
@@ -132,10 +138,10 @@ def with_tokens(folder: Path, base: BaseTargets, ids: Any, rows: dict[str, int],
 
 def test_token_rows_replace_the_bases(tmp_path: Path) -> None:
     written = with_tokens(tmp_path / "a", SPLIT, [96, 3], {"model.embed_tokens": 2})
-    (rows,) = opened(written).adapter.token_rows
+    (rows,) = adapter_of(written).token_rows
     assert (rows.token_ids, rows.roles) == ((96, 3), (Role.EMBED,))
     table = np.zeros((97, 32))
-    found = lookup(opened(written).adapter, "embed", table, [3, 96, 4])
+    found = lookup(adapter_of(written), "embed", table, [3, 96, 4])
     np.testing.assert_array_equal(found, [rows.rows.values()[1], rows.rows.values()[0], table[4]])
 
 
@@ -187,8 +193,8 @@ def test_saved_embeddings_pass_only_if_they_are_the_bases(tmp_path: Path) -> Non
     written = write_adapter(tmp_path / "a", SPLIT)
     written.tensors["base_model.model.model.embed_tokens.weight"] = as_type(np.ones((97, 32)), "F32")[0]
     written.save()
-    assert opened(written, is_copy=lambda module, array: module == "model.embed_tokens").adapter.updates
-    for is_copy in (None, lambda module, array: False):
+    assert opened(written, is_copy=lambda module, array, file: module == "model.embed_tokens").adapter.updates
+    for is_copy in (None, lambda module, array, file: False):
         with pytest.raises(UnsupportedAdapter, match="embed_tokens"):
             opened(written, is_copy=is_copy)
 
@@ -262,7 +268,7 @@ def test_infinite_values_are_found_when_they_are_read(tmp_path: Path) -> None:
         values[2, 7] = bad
         written.tensors[name] = as_type(values, dtype)[0]
         written.save()
-        (update,) = [u for u in opened(written).adapter.updates if u.lora_a.name == name]
+        (update,) = [u for u in adapter_of(written).updates if u.lora_a.name == name]
         with pytest.raises(BadAdapter, match="NaN or infinity"):
             update.lora_a.read()
 
@@ -303,7 +309,7 @@ def test_links_inside_the_roots_are_followed_as_in_a_hubs_cache(tmp_path: Path) 
 
 def test_a_file_that_changes_after_the_check_is_refused(tmp_path: Path) -> None:
     written = write_adapter(tmp_path / "a", SPLIT)
-    adapter = opened(written).adapter
+    adapter = adapter_of(written)
     path = written.folder / "adapter_model.safetensors"
     data = path.read_bytes()
     path.unlink()

@@ -23,6 +23,7 @@ from kvarto.adapters.targets import targets_of
 from kvarto.core.ids import NO_ADAPTER
 from kvarto.models.files import open_weights
 from kvarto.ops.native import NativeBackend
+from tests.adapters.held import held
 from tests.adapters.peft_cases import BASES, CASES, NUM_LAYERS, VOCAB_SIZE, Case
 from tests.models.paged_model import Logits, PagedModel
 from tests.ops.one_op import assert_same_bits
@@ -88,7 +89,7 @@ def logits_by_peft(model: Any, case: Case, folder: Path) -> Logits:
 def opened_adapters(folder: Path, cases: list[Case], model: PagedModel) -> list[Adapter]:
     files, targets = open_weights(folder / "base"), targets_of(model.program)
     adapters = [
-        open_peft_adapter(folder / case.name, targets, [folder], is_copy=copies_in(files, targets)).adapter
+        held(open_peft_adapter(folder / case.name, targets, [folder], is_copy=copies_in(files, targets)))
         for case in cases
     ]
     files.close()

@@ -10,6 +10,7 @@ from kvarto.adapters.peft_files import open_peft_adapter
 from kvarto.adapters.random_adapter import ALL_LINEAR, QV, RandomAdapter
 from kvarto.adapters.targets import targets_of
 from tests.adapters.bases import program_of
+from tests.adapters.held import held
 
 
 @pytest.mark.parametrize(("ends", "num_updates"), [(ALL_LINEAR, 14), (QV, 4)])
@@ -18,7 +19,7 @@ def test_it_is_an_adapter(tmp_path: Path, ends: tuple[str, ...], num_updates: in
     base = targets_of(program_of())
     written = RandomAdapter(ends, rank=5, seed=1, is_hole=is_hole)
     written.write(tmp_path / "a", base)
-    adapter = open_peft_adapter(tmp_path / "a", base, [tmp_path]).adapter
+    adapter = held(open_peft_adapter(tmp_path / "a", base, [tmp_path]))
     assert len(adapter.updates) == num_updates
     assert {(update.rank, update.scaling) for update in adapter.updates} == {(5, 1.0)}
     assert adapter.size_bytes == sum(2 * a * b for _, (a, b) in written.tensors(base))

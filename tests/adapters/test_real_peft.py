@@ -19,6 +19,7 @@ from kvarto.core.program import Program
 from kvarto.models.config import parse_config
 from kvarto.models.decoder import build_program
 from kvarto.models.files import open_weights
+from tests.adapters.held import held
 from tests.adapters.parity import lookup, product
 
 peft = pytest.importorskip("peft")
@@ -67,7 +68,7 @@ def trained(base: Path, folder: Path, **config: Any) -> tuple[Any, Adapter, Prog
     files = open_weights(base)
     program = build_program(parse_config(files.config), DType.F32)
     targets = targets_of(program)
-    adapter = open_peft_adapter(folder, targets, [folder], is_copy=copies_in(files, targets)).adapter
+    adapter = held(open_peft_adapter(folder, targets, [folder], is_copy=copies_in(files, targets)))
     files.close()
     model = transformers.AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
     return peft.PeftModel.from_pretrained(model, folder).eval(), adapter, program

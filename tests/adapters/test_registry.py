@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 from kvarto.adapters.files import AdapterLimits
-from kvarto.adapters.pages import page_images
 from kvarto.adapters.registry import AdapterVersion, Registry, VersionState
-from kvarto.adapters.source import AdapterFiles, adapters_in, page_digests
+from kvarto.adapters.source import AdapterFiles, adapters_in, look_into
 from kvarto.adapters.targets import targets_of
 from kvarto.core.clock import MonotonicClock
 from kvarto.core.errors import BadAdapter, KvartoError, UnsupportedAdapter
@@ -48,8 +47,12 @@ class World:
         return version
 
     def identify(self, version: AdapterVersion) -> bytes:
-        self.until(lambda: self.registry.identify(version) or version.error is not None)
-        assert version.digest is not None, version.error
+        """Open and read, as the tiers below do."""
+        self.until(lambda: self.registry.open(version) or version.error is not None)
+        assert version.found is not None, version.error
+        images = np.empty((version.num_pages, PAGE), np.uint8)
+        self.registry.learn(version, self.files.read(version.found, images).content)
+        assert version.digest is not None
         return version.digest
 
     def until(self, is_met: Callable[[], bool]) -> None:
@@ -122,7 +125,7 @@ def test_unloading_lets_the_name_mean_nothing_and_requests_finish(world: World) 
 def test_a_listed_adapter_is_opened_when_it_is_wanted_and_tried_again_after_it_failed(world: World) -> None:
     version = world.registry.list_name("late", world.root / "late")
     assert version.state is VersionState.LISTED
-    world.until(lambda: world.registry.identify(version) or version.error is not None)
+    world.until(lambda: world.registry.open(version) or version.error is not None)
     assert isinstance(version.error, BadAdapter)
     world.write("late")
     version.error = None
@@ -150,13 +153,33 @@ def test_a_folder_lists_its_adapters_by_name(world: World) -> None:
         list(adapters_in(world.root / "missing"))
 
 
-def test_images_are_those_of_the_pages_and_equal_pages_have_equal_digests(world: World) -> None:
+def test_files_that_were_read_are_known_when_they_are_found_again(world: World) -> None:
     version = world.load("a", world.write("a"))
-    assert version.found is not None
-    images = np.empty((version.num_pages, PAGE), np.uint8)
-    world.files.read(version.found, images)
-    assert images.tobytes() == b"".join(page_images(version.found.adapter, PAGE))
-    assert page_digests(images) == page_digests(images.copy())
+    assert version.digest is None
+    digest = world.identify(version)
+    assert world.registry.versions_of(digest) == [version]
+    world.registry.unload("a")
+    assert world.registry.versions_of(digest) == []
+    again = world.load("b", version.path)
+    assert again.digest == digest
+    assert world.registry.versions_of(digest) == [again]
+    world.write("a", seed=2)
+    assert world.load("b", version.path).digest is None
+
+
+def test_a_look_sees_what_came_changed_and_went(world: World) -> None:
+    world.write("a")
+    world.write("b")
+    (world.root / "c.gguf").write_bytes(b"GGUF")
+    before = look_into([world.root])
+    assert list(before) == [name for name, _ in adapters_in(world.root)]
+    assert look_into([world.root]) == before
+    world.write("b", seed=3, rank=5)
+    (world.root / "c.gguf").unlink()
+    after = look_into([world.root])
+    assert after["a"] == before["a"]
+    assert after["b"] != before["b"]
+    assert "c" not in after
 
 
 def test_a_rank_beyond_the_limit_is_refused_with_both_numbers(world: World) -> None:

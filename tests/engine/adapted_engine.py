@@ -40,6 +40,8 @@ class AdapterShape:
     """Tiers, and where faults get in."""
 
     host_pages: int = 0
+    staging_pages: int = 0
+    pages_per_copy: int = 1
     adapter_floor_pages: int = 0
     kv_floor_pages: int = 0
     before_call: Callable[[Call], None] = _nothing
@@ -90,6 +92,8 @@ class AdaptedEngine(HashedEngine):
             AdapterSettings(
                 page_bytes,
                 host_bytes=adapters.host_pages * page_bytes,
+                staging_bytes=adapters.staging_pages * page_bytes,
+                copy_bytes=adapters.pages_per_copy * page_bytes,
                 floor_pages=adapters.adapter_floor_pages,
                 kv_floor_pages=adapters.kv_floor_pages,
                 max_shared_pages=shape.num_pages

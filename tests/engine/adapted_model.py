@@ -12,8 +12,8 @@ from hashlib import blake2b
 import numpy as np
 from numpy.typing import NDArray
 
-from kvarto.adapters.adapter import Adapter
-from kvarto.core.bound_adapter import BoundAdapter
+from kvarto.adapters.source import FoundAdapter
+from kvarto.core.bound_adapter import BoundAdapter, BoundShape
 from kvarto.core.ids import NO_ADAPTER
 from kvarto.core.step import Step, StepResult
 from tests.adapters.fake_source import page_of
@@ -22,8 +22,11 @@ from tests.engine.fake_model import HashBackend, Oracle, context_hash, kv_of
 NUMBER_BYTES = 8
 
 
-def bind(adapter: Adapter, pages: NDArray[np.int32]) -> BoundAdapter:
-    return BoundAdapter(page_bytes=0, pages=pages, updates=())
+_SHAPE = BoundShape(updates=())
+
+
+def bind(found: FoundAdapter, pages: NDArray[np.int32]) -> BoundAdapter:
+    return BoundAdapter(page_bytes=0, pages=pages, shape=_SHAPE)
 
 
 def hash_of(content: bytes) -> int:

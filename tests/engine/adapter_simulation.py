@@ -124,6 +124,8 @@ class AdapterEpisode:
         )
         adapters = AdapterShape(
             host_pages=rng.choice([0, 4, 12]),
+            staging_pages=rng.choice([0, 0, 8, 100]),
+            pages_per_copy=rng.choice([1, 2, 100]),
             max_adapters=rng.choice([0, 0, 1, 2]),
             before_call=self._before_call,
             call_duration_s=self._call_duration_s,

@@ -329,7 +329,7 @@ def test_a_large_adapter_gets_its_pages_though_small_ones_keep_coming() -> None:
         h.add(adapter=f"small{index % 4}", num_prompt_tokens=30, max_tokens=30)
     h.round(5)
     large = h.add(adapter="large", max_tokens=5)
-    for turn in range(400):
+    for turn in range(600):
         if turn % 6 == 0:
             h.add(adapter=f"small{turn % 4}", num_prompt_tokens=30, max_tokens=30)
         h.round()

@@ -10,11 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvarto.adapters.adapter import Adapter, LowRankUpdate, TokenRows
-from kvarto.adapters.arrays import LazyArray
-from kvarto.adapters.binding import bind
+from kvarto.adapters.binding import bind, bound_shape
 from kvarto.adapters.magnitudes import scale_of
 from kvarto.adapters.packing import num_pages, stream_bytes
-from kvarto.adapters.pages import ScaleOf, page_images
 from kvarto.adapters.targets import BaseTargets, Role, Target
 from kvarto.core.bound_adapter import BoundAdapter
 from kvarto.core.dtype import DType
@@ -23,15 +21,15 @@ from kvarto.core.ops import Embed, HeadShape, Linear, Logits, Op
 from kvarto.core.step import Step
 from kvarto.models.convert import to_bfloat16
 from kvarto.ops.base import Backend
+from tests.adapters.held import HeldArray, ScaleOf, array_of, page_images, update_values
 
 Array = np.ndarray[Any, Any]
 _TYPES = {DType.F32: np.float32, DType.F16: np.float16}
 
 
-def lazy(values: Array, dtype: DType = DType.F32) -> LazyArray:
+def lazy(values: Array, dtype: DType = DType.F32) -> HeldArray:
     """The values, rounded to a type."""
-    bits = to_bfloat16(values.astype(np.float32)) if dtype is DType.BF16 else values.astype(_TYPES[dtype])
-    return LazyArray("test", values.shape, dtype, bits.tobytes)
+    return array_of(to_bfloat16(values.astype(np.float32)) if dtype is DType.BF16 else values.astype(_TYPES[dtype]))
 
 
 @dataclass(frozen=True)
@@ -51,7 +49,7 @@ def drawn(targets: Sequence[Target], draw: Draw) -> Adapter:
     """An update for each target."""
     rng = np.random.default_rng(draw.seed)
 
-    def array(shape: tuple[int, ...], dtype: DType) -> LazyArray:
+    def array(shape: tuple[int, ...], dtype: DType) -> HeldArray:
         return lazy(rng.normal(0, draw.spread, shape), dtype)
 
     return Adapter(
@@ -93,12 +91,12 @@ class Shelf:
         for page, image in zip(pages.tolist(), page_images(adapter, self.page_bytes, self._scale_of), strict=True):
             self.backend.write_page(page, np.frombuffer(image, np.uint8))
         handle = len(self.bound)
-        self.backend.bind_adapter(handle, bind(adapter, self.base, pages, self.page_bytes))
+        self.backend.bind_adapter(handle, bind(bound_shape(adapter, self.base), pages, self.page_bytes))
         self.bound.append(pages)
         return handle
 
     def _scale_of(self, update: LowRankUpdate) -> NDArray[np.float32]:
-        return scale_of(update, self.backend.read_rows)
+        return scale_of(update, update_values(update), self.backend.read_rows)
 
 
 @dataclass(frozen=True)
@@ -119,9 +117,9 @@ def stored(
     adapter: Adapter, base: BaseTargets, page_bytes: int, free: list[int], scale_of: ScaleOf | None = None
 ) -> Stored:
     """Takes pages from the end of `free`."""
-    images = list(page_images(adapter, page_bytes, scale_of))
+    images = page_images(adapter, page_bytes, scale_of)
     pages = np.array([free.pop() for _ in images], np.int32)
-    return Stored(bind(adapter, base, pages, page_bytes), images)
+    return Stored(bind(bound_shape(adapter, base), pages, page_bytes), images)
 
 
 def base_of(op: Op, weight_shape: tuple[int, int]) -> BaseTargets:
@@ -134,7 +132,11 @@ def base_of(op: Op, weight_shape: tuple[int, int]) -> BaseTargets:
 
 def scales(matrix: Array) -> ScaleOf:
     """What magnitudes are with that weight below them."""
-    return lambda update: scale_of(update, lambda _, first, count: matrix[first : first + count].astype(np.float32))
+
+    def read_rows(_: str, first: int, count: int) -> NDArray[np.float32]:
+        return matrix[first : first + count].astype(np.float32)
+
+    return lambda update: scale_of(update, update_values(update), read_rows)
 
 
 def with_adapters(step: Step, handles: Sequence[int | None], starts: Sequence[int] | None = None) -> Step:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from kvarto.adapters.binding import bind
+from kvarto.adapters.binding import bind, bound_shape
 from kvarto.adapters.packing import num_pages, stream_bytes
 from kvarto.adapters.targets import targets_of
 from kvarto.core.bound_adapter import BoundAdapter, BoundRows, Strips
@@ -32,13 +32,18 @@ def bound(llama: Opened) -> BoundAdapter:
     names = ("model.layers.0.self_attn.q_proj", "model.layers.0.self_attn.v_proj", "model.layers.1.mlp.down_proj")
     adapter = drawn([base.find(name) for name in names], Draw())
     page_bytes = llama.layout.kv_format.page_bytes
-    return bind(adapter, base, np.arange(num_pages(stream_bytes(adapter), page_bytes), dtype=np.int32), page_bytes)
+    pages = np.arange(num_pages(stream_bytes(adapter), page_bytes), dtype=np.int32)
+    return bind(bound_shape(adapter, base), pages, page_bytes)
+
+
+def _shaped(bound: BoundAdapter, **changes: object) -> BoundAdapter:
+    return replace(bound, shape=replace(bound.shape, **changes))  # type: ignore[arg-type]
 
 
 def _update(**changes: object) -> Callable[[BoundAdapter], BoundAdapter]:
     def change(bound: BoundAdapter) -> BoundAdapter:
         first, *others = bound.updates
-        return replace(bound, updates=(replace(first, **changes), *others))  # type: ignore[arg-type]
+        return _shaped(bound, updates=(replace(first, **changes), *others))  # type: ignore[arg-type]
 
     return change
 
@@ -47,14 +52,14 @@ def _strips(name: str, **changes: object) -> Callable[[BoundAdapter], BoundAdapt
     def change(bound: BoundAdapter) -> BoundAdapter:
         first, *others = bound.updates
         strips = replace(getattr(first, name), **changes)
-        return replace(bound, updates=(replace(first, **{name: strips}), *others))
+        return _shaped(bound, updates=(replace(first, **{name: strips}), *others))
 
     return change
 
 
 def _rows(*token_ids: int, op_index: int = 0, width: int = 64) -> Callable[[BoundAdapter], BoundAdapter]:
     rows = BoundRows(op_index, token_ids, Strips(0, max(len(token_ids), 1), width, DType.F32))
-    return lambda bound: replace(bound, token_rows=(rows,))
+    return lambda bound: _shaped(bound, token_rows=(rows,))
 
 
 FAULTS: dict[str, tuple[Callable[[BoundAdapter], BoundAdapter], str]] = {
@@ -68,7 +73,7 @@ FAULTS: dict[str, tuple[Callable[[BoundAdapter], BoundAdapter], str]] = {
     "negative band": (_update(first_row=-1), "rows -1"),
     "scaling": (_update(scaling=float("nan")), "scaling"),
     "overlap": (_update(first_row=40), "overlap"),
-    "order": (lambda bound: replace(bound, updates=bound.updates[::-1]), "another order"),
+    "order": (lambda bound: _shaped(bound, updates=bound.updates[::-1]), "another order"),
     "columns": (_strips("lora_a", num_columns=63), "A has 63 columns"),
     "rank": (_strips("lora_a", num_strips=3), "A has 3 rows, B 4"),
     "start": (_strips("lora_a", start=-4), "bytes -4"),
@@ -98,7 +103,7 @@ def test_larger_ranks_than_planned_are_refused(llama: Opened, bound: BoundAdapte
     (first, *_) = bound.updates
     five = replace(first, lora_a=replace(first.lora_a, num_strips=5), lora_b=replace(first.lora_b, num_strips=5))
     with pytest.raises(ValueError, match="rank 5, planned for 4"):
-        llama.backend.bind_adapter(0, replace(bound, updates=(five,)))
+        llama.backend.bind_adapter(0, _shaped(bound, updates=(five,)))
 
 
 def test_handles_are_small_and_bound_once(llama: Opened, bound: BoundAdapter) -> None:

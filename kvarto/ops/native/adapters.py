@@ -1,9 +1,11 @@
-"""A bound adapter as native code has it."""
+"""Bound adapters as native code has them."""
 
 from __future__ import annotations
 
+from weakref import WeakKeyDictionary
+
 from kvarto.core import _native
-from kvarto.core.bound_adapter import BoundAdapter, BoundUpdate, Strips
+from kvarto.core.bound_adapter import BoundAdapter, BoundShape, BoundUpdate, Strips
 from kvarto.core.dtype import DType
 from kvarto.core.layout import Layout
 from kvarto.ops.native.compile import native_pages
@@ -12,11 +14,25 @@ _TYPES = (DType.F32, DType.F16, DType.BF16)
 """In the order of `enum class StripType` in native/core/adapters.h."""
 
 
-def bind_native(target: _native.ops.Program, handle: int, adapter: BoundAdapter, layout: Layout) -> None:
-    """Let steps of `target` name the adapter. It has been checked against the program."""
-    updates = [_update(update) for update in adapter.updates]
-    tokens = [_native.ops.Tokens(r.op_index, _strips(r.rows), list(r.token_ids)) for r in adapter.token_rows]
-    target.bind_adapter(handle, native_pages(layout), adapter.pages.tolist(), updates, tokens)
+class NativeShapes:
+    """Shapes of adapters as one program has them, made when they come for the first time."""
+
+    def __init__(self, target: _native.ops.Program, layout: Layout) -> None:
+        self._target = target
+        self._pages = native_pages(layout)
+        self._shapes: WeakKeyDictionary[BoundShape, _native.ops.AdapterShape] = WeakKeyDictionary()
+
+    def bind(self, handle: int, adapter: BoundAdapter) -> None:
+        """Let steps of the program name the adapter. It has been checked against the program."""
+        shape = self._shapes.get(adapter.shape)
+        if shape is None:
+            shape = self._shapes[adapter.shape] = self._native(adapter.shape)
+        self._target.bind_adapter(handle, self._pages, adapter.pages.tolist(), shape)
+
+    def _native(self, shape: BoundShape) -> _native.ops.AdapterShape:
+        updates = [_update(update) for update in shape.updates]
+        tokens = [_native.ops.Tokens(r.op_index, _strips(r.rows), list(r.token_ids)) for r in shape.token_rows]
+        return self._target.adapter_shape(updates, tokens)
 
 
 def _update(update: BoundUpdate) -> _native.ops.Update:

@@ -16,8 +16,8 @@ from kvarto.core.program import Program
 from kvarto.core.step import Step, StepResult
 from kvarto.core.weight_format import LANES, WeightFormat, panel_bytes
 from kvarto.memory.arena import Arena
-from kvarto.ops.adapter_check import check_bound
-from kvarto.ops.native.adapters import bind_native
+from kvarto.ops.adapter_check import AdapterCheck
+from kvarto.ops.native.adapters import NativeShapes
 from kvarto.ops.native.compile import compile_program
 from kvarto.ops.native.isa import arithmetic, choose_isa
 from kvarto.ops.native.numerics import Numerics, decide_numerics
@@ -153,8 +153,8 @@ class NativeBackend:
         """See `ops.base.Backend`. Raises ValueError where it does not fit the program, the plan or the pool."""
         opened = self._open()
         assert handle not in opened.adapters, f"handle {handle} is bound"
-        check_bound(handle, adapter, opened.program, opened.layout)
-        bind_native(opened.compiled, handle, adapter, opened.layout)
+        opened.check.check(handle, adapter)
+        opened.shapes.bind(handle, adapter)
         opened.adapters.add(handle)
 
     def unbind_adapter(self, handle: int) -> None:
@@ -192,6 +192,8 @@ class _Opened:
         self.layout = layout
         self.arena = arena
         self.compiled = compiled
+        self.check = AdapterCheck(program, layout)
+        self.shapes = NativeShapes(compiled, layout)
         self.adapters: set[int] = set()
         """Handles that are bound."""
         self.num_logits = 0

@@ -19,7 +19,7 @@ from kvarto.core.program import Program
 from kvarto.core.step import Step, StepResult
 from kvarto.core.weight_format import WeightFormat
 from kvarto.memory.arena import Arena
-from kvarto.ops.adapter_check import check_bound
+from kvarto.ops.adapter_check import AdapterCheck
 from kvarto.ops.reference.batch import Batch
 from kvarto.ops.reference.device_memory import DeviceMemory
 from kvarto.ops.reference.kernel import TORCH_DTYPES, Kernel, Sizes, Views
@@ -41,6 +41,7 @@ class ReferenceBackend:
         self._program: Program | None = None
         self._layout: Layout | None = None
         self._adapters: dict[int, BoundAdapter] = {}
+        self._check: AdapterCheck | None = None
         self._kernels: tuple[Kernel[Any], ...] = ()
         self._logits: torch.Tensor | None = None
         self._num_logits = 0
@@ -155,7 +156,9 @@ class ReferenceBackend:
         _, layout = self._opened()
         assert self._program is not None, "an open backend has a program"
         assert handle not in self._adapters, f"handle {handle} is bound"
-        check_bound(handle, adapter, self._program, layout)
+        if self._check is None:
+            self._check = AdapterCheck(self._program, layout)
+        self._check.check(handle, adapter)
         self._adapters[handle] = adapter
 
     def unbind_adapter(self, handle: int) -> None:
@@ -166,6 +169,7 @@ class ReferenceBackend:
     def close(self) -> None:
         """See `ops.base.Backend`."""
         self._adapters.clear()
+        self._check = None
         self._kernels = ()
         self._logits = None
         if self._memory is not None:

@@ -23,7 +23,7 @@ from kvarto.core.weight_format import WeightFormat
 from kvarto.memory.arena import Arena
 from kvarto.models.convert import to_bfloat16, to_rows
 from kvarto.models.packing import matrix_names
-from kvarto.ops.native.adapters import bind_native
+from kvarto.ops.native.adapters import NativeShapes
 from kvarto.ops.native.compile import compile_program
 from kvarto.ops.native.numerics import Numerics
 from kvarto.ops.native.scratch import ScratchSizes
@@ -80,14 +80,15 @@ class NativeOp:
         for name, values in rows.items():
             self._view(program, layout, arena, name, len(values))[:] = values
         compiled = compile_program(program, layout, arena, sizes, isa=self.isa)
+        shapes = NativeShapes(compiled, layout)
         for handle, stored in self.adapters.items():
             stored.write(arena.view(layout.pages.offset, layout.pages.size_bytes))
-            bind_native(compiled, handle, stored.bound, layout)
+            shapes.bind(handle, stored.bound)
         red_zones.poison_gaps(arena.array, _places(program, layout, scratch))
         step = _with_tables(step)
         compiled.run(step, step.page_tables, step.slot_mapping, _no_result(step))
         written = {name: self._written(program, layout, arena, name, step) for name in self.op.writes}
-        del compiled
+        del compiled, shapes
         red_zones.clear(arena.array)
         arena.close()
         return written

@@ -1,0 +1,152 @@
+"""Packer: from an adapter's file to the bytes of its pages and their digests, in one pass. One per shape.
+
+    file ── native: read, look for NaN, rearrange ──> stream, magnitudes ── digest ──> g in its place ──> page images
+
+Values are read once, and never by Python. Of a magnitude m (DoRA), pages do not hold m itself but what rows are
+multiplied with, g = m / |W + scaling B A|: it needs the base's weights, so whoever has them gives it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvarto.adapters.adapter import Adapter, LowRankUpdate
+from kvarto.adapters.arrays import StoredArray, bits_of, not_finite, to_float32
+from kvarto.adapters.digest import content_digest, page_digests, shape_digest
+from kvarto.adapters.magnitudes import ScaleOf, UpdateValues
+from kvarto.adapters.packing import SCALE_DTYPE, stream_bytes, stream_starts, strips_of
+from kvarto.core import _native
+from kvarto.core.errors import BadFile
+from kvarto.models.raw_file import RawFile
+
+Bytes = NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True)
+class Digests:
+    """Of what was packed."""
+
+    content: bytes
+    """Of the adapter."""
+    pages: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Placed:
+    """A tensor and where it goes."""
+
+    array: StoredArray
+    start: int
+    has_columns: bool = False
+    """Its columns follow each other there."""
+    is_magnitude: bool = False
+
+    def native(self) -> _native.adapters.FileTensor:
+        rows, columns = self.array.file_shape
+        return _native.adapters.FileTensor(
+            offset=self.array.offset,
+            num_rows=rows,
+            num_columns=columns,
+            start=self.start,
+            type=self.array.encoding,
+            is_transposed=self.array.is_transposed is not self.has_columns,
+            is_beside=self.is_magnitude,
+            num_heads=self.array.num_permuted_heads,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _PlacedUpdate:
+    """Where the parts of an update begin, in bytes of the stream."""
+
+    update: LowRankUpdate
+    lora_a: int
+    lora_b: int
+    bias: int | None
+    scale: int | None
+    """Of what the magnitude becomes."""
+    magnitude: int
+    """Among the magnitudes."""
+
+    def tensors(self) -> Iterator[_Placed]:
+        """What is read."""
+        update = self.update
+        yield _Placed(update.lora_a, self.lora_a)
+        yield _Placed(update.lora_b, self.lora_b, has_columns=True)
+        if update.bias is not None and self.bias is not None:
+            yield _Placed(update.bias, self.bias)
+        if update.magnitude is not None:
+            yield _Placed(update.magnitude, self.magnitude, is_magnitude=True)
+
+
+class Packer:
+    """Packs the files of adapters that are equal but for their values. Safe to use from threads."""
+
+    def __init__(self, adapter: Adapter, file_bytes: int) -> None:
+        """`file_bytes`: of the file with the tensors. Raises ValueError where a tensor leaves it."""
+        self.stream_bytes = stream_bytes(adapter)
+        self._shape_digest = shape_digest(adapter)
+        starts = iter(stream_starts(strips_of(adapter)).tolist())
+        updates = list(_placed_updates(adapter, starts))
+        self._scaled = tuple(each for each in updates if each.scale is not None)
+        self._magnitude_bytes = sum(m.size_bytes for update in adapter.updates if (m := update.magnitude) is not None)
+        placed = [tensor for update in updates for tensor in update.tensors()]
+        placed += [_Placed(rows.rows, next(starts)) for rows in adapter.token_rows]
+        self._names = tuple(each.array.name for each in placed)
+        tensors = [each.native() for each in placed]
+        self._plan = _native.adapters.PackPlan(tensors, file_bytes, self.stream_bytes, self._magnitude_bytes)
+
+    def pack(self, file: RawFile, images: Bytes, scale_of: ScaleOf | None = None) -> Digests:
+        """Fill `images`, `[num_pages, page_bytes]`; what the last page does not hold is zero.
+
+        `scale_of` is needed where there are magnitudes. Raises BadAdapter where a value is not finite, BadFile where
+        the file has become shorter.
+        """
+        stream, magnitudes = images.reshape(-1), np.empty(self._magnitude_bytes, np.uint8)
+        assert images.flags.c_contiguous, "pages do not follow each other"
+        try:
+            bad = self._plan.pack(file.fileno(), stream, magnitudes)
+        except EOFError as error:
+            raise BadFile(f"`{file.path}` shrank while it was read; stop what writes to it and start again") from error
+        if bad is not None:
+            raise not_finite(self._names[bad])
+        content = content_digest(self._shape_digest, stream[: self.stream_bytes], magnitudes)
+        for update in self._scaled:
+            assert scale_of is not None, "an adapter with magnitudes needs the base to be packed"
+            _fill_scale(update, stream, magnitudes, scale_of)
+        return Digests(content, page_digests(images))
+
+
+def _placed_updates(adapter: Adapter, starts: Iterator[int]) -> Iterator[_PlacedUpdate]:
+    """Takes its starts in the order of `strips_of`."""
+    magnitude_start = 0
+    for update in adapter.updates:
+        lora_a, lora_b = next(starts), next(starts)
+        bias = None if update.bias is None else next(starts)
+        scale = None if update.magnitude is None else next(starts)
+        yield _PlacedUpdate(update, lora_a, lora_b, bias, scale, magnitude_start)
+        magnitude_start += 0 if update.magnitude is None else update.magnitude.size_bytes
+
+
+def _fill_scale(placed: _PlacedUpdate, stream: Bytes, magnitudes: Bytes, scale_of: ScaleOf) -> None:
+    """Put g where the update's magnitude has its place."""
+    update, out_width, start = placed.update, placed.update.target.out_width, placed.scale
+    assert update.magnitude is not None, "an update without a magnitude is scaled"
+    assert start is not None, "what a magnitude becomes has no place"
+    values = UpdateValues(
+        lora_a=_values(stream, placed.lora_a, update.lora_a).reshape(update.lora_a.shape),
+        lora_b=_values(stream, placed.lora_b, update.lora_b).reshape(update.lora_b.shape[::-1]).T,
+        magnitude=_values(magnitudes, placed.magnitude, update.magnitude),
+    )
+    scale = scale_of(update, values)
+    assert scale.dtype == np.float32, "what rows are multiplied with is float32"
+    assert scale.shape == (out_width,), f"{scale.shape} for {update.target}"
+    stream[start : start + out_width * SCALE_DTYPE.itemsize].view(np.float32)[:] = scale
+
+
+def _values(packed: Bytes, start: int, array: StoredArray) -> NDArray[np.float32]:
+    return to_float32(bits_of(packed[start : start + array.size_bytes], array.dtype), array.dtype)

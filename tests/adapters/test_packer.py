@@ -1,0 +1,298 @@
+"""The one native pass over a file gives, byte for byte, what the obvious way gives; and it finds what is wrong."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from gguf import GGMLQuantizationType as Q
+
+from kvarto.adapters.adapter import LowRankUpdate
+from kvarto.adapters.arrays import Encoding, StoredArray
+from kvarto.adapters.magnitudes import UpdateValues
+from kvarto.adapters.opened import OpenedAdapter
+from kvarto.adapters.source import AdapterFiles, FoundAdapter
+from kvarto.adapters.targets import BaseTargets, targets_of
+from kvarto.core import _native
+from kvarto.core.errors import BadAdapter
+from tests.adapters.bases import program_of
+from tests.adapters.held import MemoryFile, adapter_digest, held, page_images, update_values
+from tests.adapters.test_gguf_files import converted
+from tests.adapters.writer import ALL_LINEAR, QV, Options, Written, as_type, write_adapter
+
+EVERYTHING = (*ALL_LINEAR, "model.embed_tokens", "lm_head")
+MATRIX = [
+    Options(QV, rank=1),
+    Options(ALL_LINEAR, rank=5, dtypes=("BF16", "F32"), lora_bias=True),
+    Options(ALL_LINEAR, rank=3, dtypes=("F16", "BF16"), use_dora=True, rank_pattern={"v_proj": 7}),
+    Options(ALL_LINEAR, rank=33, dtypes=("BF16", "BF16"), use_dora=True, lora_bias=True),
+    Options(EVERYTHING, rank=4, dtypes=("F32", "F16")),
+]
+BASES = {
+    "even": targets_of(program_of()),
+    "odd": targets_of(program_of(hidden_size=72, intermediate_size=1101, vocab_size=97)),
+    "wide": targets_of(program_of(hidden_size=64, intermediate_size=40_001, vocab_size=97)),
+}
+PAGE_BYTES = 4096
+
+
+def scale_of(update: LowRankUpdate, values: UpdateValues) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
+    """Any function of all values stands for what a base makes of a magnitude."""
+    return values.magnitude + values.lora_b.max(axis=1) + values.lora_a.max()
+
+
+def packed(files: AdapterFiles, found: FoundAdapter, page_bytes: int = PAGE_BYTES) -> tuple[list[bytes], bytes]:
+    """Into memory that held something else before."""
+    images = np.full((found.num_pages, page_bytes), 0xA5, np.uint8)
+    content = files.read(found, images).content
+    return [image.tobytes() for image in images], content
+
+
+def check(path: Path, base: BaseTargets, page_bytes: int = PAGE_BYTES) -> None:
+    files = AdapterFiles(base, [path.parent], page_bytes, scale_of=scale_of)
+    found = files.find(path)
+    assert found.on_disk is not None
+    adapter = held(OpenedAdapter(found.adapter, (found.on_disk.tensors_file,), b""))
+    images, content = packed(files, found, page_bytes)
+    assert images == page_images(adapter, page_bytes, lambda update: scale_of(update, update_values(update)))
+    assert content == adapter_digest(adapter)
+
+
+@pytest.mark.parametrize("options", MATRIX, ids=lambda options: f"r{options.rank} {options.dtypes}")
+@pytest.mark.parametrize("base", BASES)
+def test_pages_and_digest_are_those_of_the_oracle(base: str, options: Options, tmp_path: Path) -> None:
+    written = write_adapter(tmp_path / "a", BASES[base], options)
+    hidden = BASES[base].by_module[BASES[base].embed_module].out_width
+    delta = "base_model.model.model.embed_tokens.token_adapter.trainable_tokens_delta"
+    values = np.random.default_rng(5).normal(size=(3, hidden))
+    written.tensors[delta] = as_type(values, options.dtypes[0])[0]
+    written.config["trainable_token_indices"] = [3, 90, 7]
+    check(written.save(), BASES[base])
+
+
+def test_the_order_of_a_file_and_the_size_of_pages_change_nothing(tmp_path: Path) -> None:
+    base = BASES["odd"]
+    written = write_adapter(tmp_path / "a", base, Options(ALL_LINEAR, rank=6, dtypes=("F16", "F32"), lora_bias=True))
+    for seed in range(5):
+        tensors = list(written.tensors.items())
+        random.Random(seed).shuffle(tensors)
+        written.tensors = dict(tensors)
+        check(written.save(), base, random.Random(seed).choice((2048, 4096, 12_288, 1 << 20)))
+
+
+@pytest.mark.parametrize("kind", [Q.F32, Q.F16, Q.BF16, Q.Q8_0])
+@pytest.mark.parametrize("is_permuted", [True, False])
+def test_gguf_files_too(kind: Q, is_permuted: bool, tmp_path: Path) -> None:
+    model_type, architecture = ("llama", "llama") if is_permuted else ("qwen2", "qwen2")
+    sizes = {"hidden_size": 64, "intermediate_size": 96}  # rows of Q8_0 are multiples of 32
+    base = targets_of(program_of(model_type=model_type, **sizes))
+    written = write_adapter(tmp_path / "a", base, Options(EVERYTHING, rank=32))
+    metadata = {"general.architecture": architecture}
+    check(converted(tmp_path, base, written.updates, kind, is_permuted=is_permuted, **metadata), base)
+
+
+@pytest.mark.parametrize("dtype", ["F32", "F16", "BF16"])
+def test_a_bad_value_is_found_wherever_it_is_and_its_tensor_is_named(dtype: str, tmp_path: Path) -> None:
+    rng = random.Random(dtype)
+    base = BASES["odd"]
+    options = Options(ALL_LINEAR[:7], rank=3, dtypes=(dtype, dtype), use_dora=True, lora_bias=True)
+    written = write_adapter(tmp_path / "a", base, options)
+    for name, (_, array) in list(written.tensors.items()):
+        values = array.copy()
+        bad = {
+            "F32": (0x7F800000, 0xFF800000, 0x7FC00001),
+            "F16": (0x7C00, 0xFC00, 0x7E01),
+            "BF16": (0x7F80, 0xFF80, 0x7FC1),
+        }
+        bits = values.reshape(-1).view(np.uint32 if dtype == "F32" else np.uint16)
+        bits[rng.choice((0, bits.size - 1, rng.randrange(bits.size)))] = rng.choice(bad[dtype])
+        spoiled = Written(tmp_path / "b", written.config, written.tensors | {name: (dtype, values)})
+        files = AdapterFiles(base, [tmp_path], PAGE_BYTES, scale_of=scale_of)
+        with pytest.raises(BadAdapter, match=f"`{name}` holds NaN"):
+            packed(files, files.find(spoiled.save()))
+
+
+def test_a_file_that_is_replaced_or_cut_after_it_was_found_is_refused(tmp_path: Path) -> None:
+    written = write_adapter(tmp_path / "a", BASES["even"])
+    files = AdapterFiles(BASES["even"], [tmp_path], PAGE_BYTES)
+    path = written.folder / "adapter_model.safetensors"
+    found = files.find(written.folder)
+    data = path.read_bytes()
+    (tmp_path / "new").write_bytes(data)
+    os.replace(tmp_path / "new", path)
+    with pytest.raises(BadAdapter, match="has changed since"):
+        packed(files, found)
+    found = files.find(written.folder)
+    os.truncate(path, len(data) - 4)
+    with pytest.raises(BadAdapter, match="has changed since"):
+        packed(files, found)
+    path.unlink()
+    with pytest.raises(BadAdapter, match="cannot be opened"):
+        packed(files, found)
+
+
+def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path: Path) -> None:
+    written = write_adapter(tmp_path / "a", BASES["even"], Options(use_dora=True))
+    path = written.folder / "adapter_model.safetensors"
+
+    def write_meanwhile(
+        update: LowRankUpdate, values: UpdateValues
+    ) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
+        os.utime(path, ns=(7, 7))
+        return values.magnitude
+
+    files = AdapterFiles(BASES["even"], [tmp_path], PAGE_BYTES, scale_of=write_meanwhile)
+    found = files.find(written.folder)
+    with pytest.raises(BadAdapter, match="has changed since"):
+        packed(files, found)
+    assert files.find(written.folder).digest is None, "what was read in the midst of a change is remembered"
+
+
+# The plan alone.
+
+
+def plan(
+    tensors: list[_native.adapters.FileTensor], file: int, stream: int, beside: int = 0
+) -> _native.adapters.PackPlan:
+    return _native.adapters.PackPlan(tensors, file, stream, beside)
+
+
+def tensor(**changes: int) -> _native.adapters.FileTensor:
+    values = {"offset": 0, "num_rows": 4, "num_columns": 8, "start": 0, "type": 0, "is_transposed": False,
+              "is_beside": False, "num_heads": 0} | changes  # fmt: skip
+    return _native.adapters.FileTensor(**values)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_random_plans_put_everything_where_it_belongs(seed: int, tmp_path: Path) -> None:
+    rng = random.Random(seed)
+    data, tensors, want = bytearray(rng.randbytes(rng.randrange(9))), [], {False: bytearray(), True: bytearray()}
+    for each in arrays(rng):
+        rows, columns = each.file_shape
+        is_transposed, is_beside = rng.random() < 0.5, rng.random() < 0.2
+        target = want[is_beside]
+        target += bytes(rng.choice((0, 0, 4, 12)) + -len(target) % 4)
+        place = {"offset": len(data), "num_rows": rows, "num_columns": columns, "start": len(target)}
+        how = {"is_transposed": is_transposed, "is_beside": is_beside, "num_heads": each.num_permuted_heads}
+        tensors.append(tensor(type=each.encoding, **place, **how))
+        raw = raw_values(rng, each)
+        target += each.read(MemoryFile(raw)).tobytes(order="F" if is_transposed else "C")
+        data += raw + rng.randbytes(rng.randrange(9))
+    made = plan(rng.sample(tensors, len(tensors)), len(data), len(want[False]), len(want[True]))
+    stream, beside = np.full(len(want[False]) + 100, 7, np.uint8), np.full(len(want[True]), 7, np.uint8)
+    path = tmp_path / "file"
+    path.write_bytes(data)
+    with path.open("rb") as file:
+        assert made.pack(file.fileno(), stream, beside) is None
+        assert file.tell() == 0
+    assert stream.tobytes() == bytes(want[False]) + bytes(100)
+    assert beside.tobytes() == bytes(want[True])
+
+
+def arrays(rng: random.Random) -> Iterator[StoredArray]:
+    for number in range(rng.randint(1, 6)):
+        encoding, heads = rng.choice(list(Encoding)), rng.choice((0, 0, 1, 3))
+        columns = rng.choice((1, 3, 8, 33, 300)) * (32 if encoding is Encoding.Q8_0 else 1)
+        rows = rng.choice((1, 5, 64, 65, 400)) * (2 * heads or 1)
+        yield StoredArray(f"t{number}", (rows, columns), encoding, 0, num_permuted_heads=heads)
+
+
+def raw_values(rng: random.Random, array: StoredArray) -> bytes:
+    """Finite ones: no exponent is all ones."""
+    values = np.random.default_rng(rng.randrange(1 << 32))
+    if array.encoding is Encoding.Q8_0:
+        blocks = values.integers(0, 256, (array.file_bytes // 34, 34), np.uint8)
+        blocks[:, 1] &= 0xBB  # also zero and what is too small for an exponent
+        blocks[:: rng.randint(2, 9), 1] &= 0x83
+        return blocks.tobytes()
+    bits = values.integers(0, 256, array.file_bytes, np.uint8)
+    bits[array.dtype.itemsize - 1 :: array.dtype.itemsize] &= 0xBB
+    return bits.tobytes()
+
+
+FAULTS = {
+    "rows": {"num_rows": 0},
+    "columns": {"num_columns": -1},
+    "many": {"num_rows": 1 << 40, "num_columns": 1 << 40},
+    "most": {"num_rows": (1 << 63) - 1, "num_columns": (1 << 63) - 1},
+    "type": {"type": 4},
+    "negative type": {"type": -1},
+    "blocks": {"type": 3},
+    "before the file": {"offset": -1},
+    "behind the file": {"offset": 1},
+    "far behind the file": {"offset": (1 << 63) - 1},
+    "before the stream": {"start": -4},
+    "behind the stream": {"start": 4},
+    "far behind the stream": {"start": (1 << 63) - 4},
+    "inside a value": {"start": 2, "num_rows": 1},
+    "beside": {"is_beside": True},
+    "heads": {"num_heads": 3},
+    "negative heads": {"num_heads": -1},
+    "many heads": {"num_heads": 1 << 62},
+    "long rows": {"num_rows": 1, "num_columns": 70_000, "is_transposed": True},
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_plan_that_leaves_its_places_is_refused(name: str) -> None:
+    size = 4 * 70_000 if name == "long rows" else 128
+    with pytest.raises(ValueError, match="packing"):
+        plan([tensor(**FAULTS[name])], size, size)
+
+
+def test_two_tensors_have_two_places() -> None:
+    first, second = tensor(num_rows=2), tensor(num_rows=2, start=60)
+    with pytest.raises(ValueError, match="one place"):
+        plan([first, second], 128, 128)
+    with pytest.raises(ValueError, match="negative"):
+        plan([], -1, 0)
+
+
+def test_targets_without_room_and_files_without_bytes_are_refused(tmp_path: Path) -> None:
+    made, beside = plan([tensor()], 128, 128), np.empty(0, np.uint8)
+    path = tmp_path / "file"
+    path.write_bytes(bytes(127))
+    with path.open("rb") as file:
+        for stream in (np.empty(127, np.uint8), np.empty(130, np.uint8)[1:130]):
+            with pytest.raises(ValueError, match="no room"):
+                made.pack(file.fileno(), stream, beside)
+        with pytest.raises(EOFError):
+            made.pack(file.fileno(), np.empty(128, np.uint8), beside)
+        with pytest.raises((BufferError, ValueError)):
+            made.pack(file.fileno(), np.empty((128, 2), np.uint8)[:, 0], beside)
+    with pytest.raises(OSError, match="descriptor"):
+        made.pack(file.fileno() if not file.closed else 1 << 20, np.empty(128, np.uint8), beside)
+
+
+def test_random_plans_never_leave_their_places() -> None:
+    """Judged by the sanitizers' build; here by what is refused and what is not."""
+    rng = random.Random(3)
+    odd = (0, 1, -1, 2, 3, 4, 7, 64, 1 << 20, 1 << 31, 1 << 48, (1 << 63) - 1, -(1 << 63))
+    num_taken = 0
+    for _ in range(3000):
+        changes = {name: rng.choice(odd) for name in rng.sample(list(_FIELDS), rng.randint(0, 3))}
+        try:
+            made = plan([tensor(**changes)], 512, 512)
+        except ValueError:
+            continue
+        num_taken += 1
+        read, write = os.pipe()
+        with pytest.raises((OSError, EOFError)):
+            made.pack(read, np.empty(512, np.uint8), np.empty(0, np.uint8))
+        os.close(read)
+        os.close(write)
+    assert num_taken > 50
+
+
+_FIELDS = ("offset", "num_rows", "num_columns", "start", "num_heads")
+
+
+def test_one_row_is_one_row_whatever_else(tmp_path: Path) -> None:
+    array = StoredArray("a", (4, 8), Encoding.F32, 0)
+    assert replace(array, is_transposed=True).file_shape == (8, 4)
+    assert array.reshaped((32,)).file_shape == (1, 32)
