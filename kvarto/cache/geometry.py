@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from kvarto.cache.digests import MATCH_UNIT
 from kvarto.core.kv_format import LayerGroup
-from kvarto.planning.page_count import longest_sequence
+from kvarto.planning.page_count import longest_sequence, pages_for_sequence
 
 _MAX_POSITIONS = (1 << 31) - 1
 """Positions are int32; only models without full attention could go on for longer."""
@@ -76,6 +76,11 @@ class Geometry:
         """Computed tokens at which the next entry's pages of `part` fall behind the window."""
         assert part.window is not None
         return num_entries_behind * self.entry_tokens + part.end_token + part.window - 1
+
+    def fits(self, num_tokens: int, num_pages: int, chunk_tokens: int) -> bool:
+        """Whether `num_pages` pages can hold a sequence of `num_tokens`: it is none longer than `max_tokens`."""
+        needed = pages_for_sequence(self.groups, self.page_size, num_tokens, chunk_tokens)
+        return needed <= num_pages and num_tokens <= _MAX_POSITIONS
 
     def max_tokens(self, num_pages: int, chunk_tokens: int) -> int:
         """Longest sequence, computed in chunks of `chunk_tokens`, that `num_pages` pages can hold."""

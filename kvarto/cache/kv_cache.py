@@ -99,6 +99,10 @@ class KVCache:
         """Of the whole pool."""
         return self._pool.num_pages
 
+    def fits(self, num_tokens: int, chunk_tokens: int = 1, num_other_pages: int = 0) -> bool:
+        """Whether a sequence is none longer than `max_tokens`; for every request, so it looks for no longest one."""
+        return self._geometry.fits(num_tokens, max(0, self._pool.num_pages - num_other_pages), chunk_tokens)
+
     def max_tokens(self, chunk_tokens: int = 1, num_other_pages: int = 0) -> int:
         """The longest sequence that the whole pool can hold when it is computed `chunk_tokens` at a time, beside
         `num_other_pages` that hold something else.

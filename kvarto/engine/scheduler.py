@@ -129,9 +129,9 @@ class Scheduler:
 
     def _length_refusal(self, request: Request, num_other_pages: int) -> RequestError | None:
         num_tokens = request.num_prompt_tokens + request.max_tokens
-        most = self._cache.max_tokens(self._limits.max_tokens, num_other_pages)
-        if num_tokens <= most:
+        if self._cache.fits(num_tokens, self._limits.max_tokens, num_other_pages):
             return None
+        most = self._cache.max_tokens(self._limits.max_tokens, num_other_pages)
         beside = f" beside {num_other_pages} that adapters keep" if num_other_pages else ""
         return ContextLengthExceeded(
             f"{request.num_prompt_tokens} prompt tokens and `max_tokens` {request.max_tokens} make {num_tokens}; "

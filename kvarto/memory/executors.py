@@ -49,7 +49,7 @@ class ThreadExecutor:
     """A few threads, started as jobs come. With one thread, a job begins when the one before it has ended."""
 
     def __init__(self, name: str = "kvarto-copies", num_threads: int = 1, niceness: int = 0) -> None:
-        """`niceness`: how far these threads stand behind others for a core, 0 to 19; Linux alone knows it by thread."""
+        """`niceness`: how far these threads stand behind others of the process for a core, 0 to 19; on Linux."""
         self._name = name
         self._niceness = niceness
         self._num_threads = num_threads
@@ -87,7 +87,7 @@ class ThreadExecutor:
 
     def _run(self) -> None:
         if self._niceness and sys.platform == "linux":
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), self._niceness)
+            _stand_behind(self._niceness)
         while (job := self._next()) is not None:
             if job.begin():
                 job.finish()
@@ -101,6 +101,12 @@ class ThreadExecutor:
             self._changed.wait_for(lambda: self._jobs or self._is_closing)
             self._num_idle -= 1
             return self._jobs.popleft() if self._jobs else None
+
+
+def _stand_behind(niceness: int) -> None:
+    """This thread alone; Linux knows niceness by thread. More than there was is always allowed."""
+    thread = threading.get_native_id()
+    os.setpriority(os.PRIO_PROCESS, thread, min(19, os.getpriority(os.PRIO_PROCESS, thread) + niceness))
 
 
 class VirtualExecutor:

@@ -67,7 +67,8 @@ def _check_pages(adapter: BoundAdapter, layout: Layout) -> None:
         adapter.page_bytes == page_bytes, f"pages of {adapter.page_bytes} bytes, those of the pool have {page_bytes}"
     )
     _require(page_bytes >= FEWEST_PAGE_BYTES, f"pages of {page_bytes} bytes, at least {FEWEST_PAGE_BYTES} are needed")
-    _require(pages.ndim == 1 and pages.dtype == np.int32, f"pages are {pages.dtype} with {pages.ndim} dims")
+    if pages.ndim != 1 or pages.dtype != np.int32:  # names of types are slow to make
+        raise ValueError(f"adapter: pages are {pages.dtype} with {pages.ndim} dims")
     least, most = int(pages.min(initial=0)), int(pages.max(initial=0))
     _require(least >= 0 and most < layout.num_pages, f"pages {least} to {most}, the pool has {layout.num_pages}")
 

@@ -238,6 +238,10 @@ def test_the_longest_sequence_fits_alone_and_no_longer_one(
 ) -> None:
     world = World(Scene(page_size=page_size, windows=windows, num_pages=24))
     most = world.cache.max_tokens(chunk)
+    for others in (0, 5, 30):
+        longest = world.cache.max_tokens(chunk, others)
+        near = range(max(0, min(longest, 1 << 40) - 70), longest + 70)
+        assert all(world.cache.fits(length, chunk, others) == (length <= longest) for length in near)
     for trial in (1, 2):  # the second time against a full prefix cache
         tokens = [trial] * min(most, 2000)
         choice = compute(world, world.open(tokens), chunk)
