@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
 from functools import partial
 
@@ -57,6 +59,21 @@ def test_one_that_outlives_its_deadline_fails_at_once_and_settles_when_it_return
     calls.poll()
     assert settled == [call]
     calls.check()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="niceness is of processes elsewhere")
+def test_a_nice_thread_stands_behind_and_no_other_does() -> None:
+    def niceness() -> int:
+        return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+    before = niceness()
+    for nice, expected in ((0, before), (3, min(19, before + 3)), (100, 19)):
+        calls = Calls(MonotonicClock(), executor=ThreadExecutor(niceness=nice))
+        call = calls.submit("niceness", niceness)
+        calls.wait(call)
+        calls.close()
+        assert call.result == expected
+    assert niceness() == before
 
 
 @pytest.mark.parametrize("num_threads", [1, 3])
