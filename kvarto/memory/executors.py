@@ -54,32 +54,35 @@ class ThreadExecutor:
         self._niceness = niceness
         self._num_threads = num_threads
         self._jobs: deque[Job] = deque()
-        self._changed = threading.Condition()
+        lock = threading.Lock()
+        self._has_jobs = threading.Condition(lock)
+        """One thread wakes for a job; another that woke in vain would take the interpreter's lock from who computes."""
+        self._has_ended = threading.Condition(lock)
         self._is_closing = False
         self._threads: list[threading.Thread] = []
         self._num_idle = 0
 
     def start(self, job: Job) -> None:
         """Queue a job."""
-        with self._changed:
+        with self._has_jobs:
             assert not self._is_closing, "a job was started after close"
             self._jobs.append(job)
             if len(self._threads) < self._num_threads and self._num_idle < len(self._jobs):
                 # A daemon: a copy that hangs must not keep a dying process alive.
                 self._threads.append(threading.Thread(target=self._run, name=self._name, daemon=True))
                 self._threads[-1].start()
-            self._changed.notify_all()
+            self._has_jobs.notify()
 
     def wait(self, is_met: Callable[[], bool], timeout_s: float) -> bool:
         """Sleep until a job's end makes `is_met` true."""
-        with self._changed:
-            return self._changed.wait_for(is_met, timeout_s)
+        with self._has_ended:
+            return self._has_ended.wait_for(is_met, timeout_s)
 
     def close(self, timeout_s: float) -> bool:
         """Let the queue run out and join the threads."""
-        with self._changed:
+        with self._has_jobs:
             self._is_closing = True
-            self._changed.notify_all()
+            self._has_jobs.notify_all()
         ends_at = time.monotonic() + timeout_s
         for thread in self._threads:
             thread.join(max(0.0, ends_at - time.monotonic()))
@@ -92,13 +95,13 @@ class ThreadExecutor:
             if job.begin():
                 job.finish()
             del job  # its pages' owner may be gone while this thread sleeps
-            with self._changed:
-                self._changed.notify_all()
+            with self._has_ended:
+                self._has_ended.notify_all()
 
     def _next(self) -> Job | None:
-        with self._changed:
+        with self._has_jobs:
             self._num_idle += 1
-            self._changed.wait_for(lambda: self._jobs or self._is_closing)
+            self._has_jobs.wait_for(lambda: self._jobs or self._is_closing)
             self._num_idle -= 1
             return self._jobs.popleft() if self._jobs else None
 
