@@ -46,7 +46,7 @@ def shape_digest(adapter: Adapter) -> bytes:
 
 
 def content_digest(shape: bytes, stream: Bytes, magnitudes: Bytes) -> bytes:
-    """32 bytes. `stream` without the zeros of the last page, `magnitudes` one after the other."""
+    """32 bytes. `stream` without the zeros of the last page, `magnitudes` as a `Packer` has them."""
     content = blake3(field(b"F", shape) + field_header(b"X", stream.size), derive_key_context=_ADAPTER)
     content.update(stream.data)
     content.update(field_header(b"M", magnitudes.size))

@@ -21,9 +21,12 @@ from kvarto.adapters.magnitudes import ScaleOf, UpdateValues
 from kvarto.adapters.packing import SCALE_DTYPE, stream_bytes, stream_starts, strips_of
 from kvarto.core import _native
 from kvarto.core.errors import BadFile
+from kvarto.core.units import align_up
 from kvarto.models.raw_file import RawFile
 
 Bytes = NDArray[np.uint8]
+_MAGNITUDE_ALIGNMENT = 4
+"""Bytes: they may be of several types, and follow each other so far apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +96,7 @@ class Packer:
         starts = iter(stream_starts(strips_of(adapter)).tolist())
         updates = list(_placed_updates(adapter, starts))
         self._scaled = tuple(each for each in updates if each.scale is not None)
-        self._magnitude_bytes = sum(m.size_bytes for update in adapter.updates if (m := update.magnitude) is not None)
+        self._magnitude_bytes = max((_magnitude_end(each) for each in self._scaled), default=0)
         placed = [tensor for update in updates for tensor in update.tensors()]
         placed += [_Placed(rows.rows, next(starts)) for rows in adapter.token_rows]
         self._names = tuple(each.array.name for each in placed)
@@ -129,7 +132,13 @@ def _placed_updates(adapter: Adapter, starts: Iterator[int]) -> Iterator[_Placed
         bias = None if update.bias is None else next(starts)
         scale = None if update.magnitude is None else next(starts)
         yield _PlacedUpdate(update, lora_a, lora_b, bias, scale, magnitude_start)
-        magnitude_start += 0 if update.magnitude is None else update.magnitude.size_bytes
+        if update.magnitude is not None:
+            magnitude_start = align_up(magnitude_start + update.magnitude.size_bytes, _MAGNITUDE_ALIGNMENT)
+
+
+def _magnitude_end(placed: _PlacedUpdate) -> int:
+    assert placed.update.magnitude is not None, "an update without a magnitude is scaled"
+    return align_up(placed.magnitude + placed.update.magnitude.size_bytes, _MAGNITUDE_ALIGNMENT)
 
 
 def _fill_scale(placed: _PlacedUpdate, stream: Bytes, magnitudes: Bytes, scale_of: ScaleOf) -> None:

@@ -78,6 +78,10 @@ void put(const std::byte* rows, const FileTensor& tensor, int64_t first, int64_t
     if (tensor.is_transposed && tensor.item_bytes() == 2) return put_columns<uint16_t>(rows, tensor, first, count, target);
     if (tensor.is_transposed) return put_columns<uint32_t>(rows, tensor, first, count, target);
     const int64_t row_bytes = tensor.row_bytes();
+    if (tensor.num_heads == 0) {
+        std::memcpy(target + first * row_bytes, rows, static_cast<size_t>(count * row_bytes));
+        return;
+    }
     for (int64_t row = 0; row < count; ++row)
         std::memcpy(target + tensor.place_of(first + row) * row_bytes, rows + row * row_bytes,
                     static_cast<size_t>(row_bytes));
@@ -95,16 +99,8 @@ Result read_as_it_lies(int file, const FileTensor& tensor, std::byte* target) {
     return {};
 }
 
-}  // namespace
-
-int64_t FileTensor::place_of(int64_t row) const {
-    if (num_heads == 0) return row;
-    const int64_t head_rows = num_rows / num_heads, head = row / head_rows, inside = row % head_rows;
-    return head * head_rows + inside % 2 * (head_rows / 2) + inside / 2;
-}
-
-Result read_tensor(int file, const FileTensor& tensor, std::byte* target) {
-    if (tensor.lies_as_wanted()) return read_as_it_lies(file, tensor, target);
+// Some rows at a time, each to its place.
+Result read_rows(int file, const FileTensor& tensor, std::byte* target) {
     thread_local std::vector<std::byte> raw(kBlockBytes);
     thread_local std::vector<float> widened(kBlockBytes / sizeof(float));
     const int64_t rows_at_once = kBlockBytes / tensor.row_bytes(), row_bytes = tensor.file_row_bytes();
@@ -121,6 +117,23 @@ Result read_tensor(int file, const FileTensor& tensor, std::byte* target) {
         put(rows, tensor, first, here, target);
     }
     return {};
+}
+
+}  // namespace
+
+int64_t FileTensor::place_of(int64_t row) const {
+    if (num_heads == 0) return row;
+    const int64_t head_rows = num_rows / num_heads, head = row / head_rows, inside = row % head_rows;
+    return head * head_rows + inside % 2 * (head_rows / 2) + inside / 2;
+}
+
+Result read_tensor(int file, const FileTensor& tensor, std::byte* target) {
+    if (tensor.is_rearranged()) return read_rows(file, tensor, target);
+    if (tensor.type != FileType::kQ8_0) return read_as_it_lies(file, tensor, target);
+    FileTensor blocks = tensor;  // where order stays, a row may be as long as it likes
+    blocks.num_rows = tensor.num_rows * tensor.num_columns / 32;
+    blocks.num_columns = 32;
+    return read_rows(file, blocks, target);
 }
 
 }  // namespace kvarto

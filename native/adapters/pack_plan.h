@@ -31,7 +31,7 @@ struct FileTensor {
     int64_t size_bytes() const { return num_rows * row_bytes(); }
     int64_t file_row_bytes() const { return type == FileType::kQ8_0 ? num_columns / 32 * 34 : row_bytes(); }
     int64_t file_bytes() const { return num_rows * file_row_bytes(); }
-    bool lies_as_wanted() const { return type != FileType::kQ8_0 && !is_transposed && num_heads == 0; }
+    bool is_rearranged() const { return is_transposed || num_heads != 0; }
     // Where a row of the file lies among those wanted.
     int64_t place_of(int64_t row) const;
 };

@@ -88,7 +88,11 @@ def page_images(adapter: Adapter, page_bytes: int, scale_of: ScaleOf | None = No
 def adapter_digest(adapter: Adapter) -> bytes:
     """What the content digest has to be."""
     stream = _stream(adapter, lambda update: np.zeros(update.target.out_width, np.float32))
-    magnitudes = b"".join(u.magnitude.read().tobytes() for u in adapter.updates if u.magnitude is not None)
+    magnitudes = b""
+    for update in adapter.updates:
+        if update.magnitude is not None:
+            magnitudes += update.magnitude.read().tobytes()
+            magnitudes += bytes(-len(magnitudes) % 4)
     arrays = (np.frombuffer(each, np.uint8) for each in (stream, magnitudes))
     return content_digest(shape_digest(adapter), *arrays)
 
