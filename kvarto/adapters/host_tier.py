@@ -22,19 +22,15 @@ from collections import deque
 from enum import Enum
 from functools import partial
 
-import numpy as np
-from numpy.typing import NDArray
-
 from kvarto.adapters.packer import Digests
 from kvarto.adapters.rate import Rate
 from kvarto.adapters.source import FoundAdapter, Source
+from kvarto.adapters.spare_images import Images, SpareImages
 from kvarto.core.clock import Clock
 from kvarto.core.errors import AdapterError, BadAdapter, KvartoError, TransferFailed
 from kvarto.memory.calls import Call, Calls
 from kvarto.memory.tasks import TaskState
 
-Images = NDArray[np.uint8]
-"""`[num_pages, page_bytes]`."""
 MAX_READS = 4
 """At a time: the deadline of a read begins with it, so that a long queue makes none of them late."""
 _FIRST_GUESS = 1e9
@@ -128,6 +124,8 @@ class HostTier:
         self._reading: list[HostEntry] = []
         self._num_leaving = 0
         self._age = 0.0
+        self._spare = SpareImages()
+        """Beside what is used, and within `most_bytes` with it."""
 
     def __contains__(self, digest: bytes) -> bool:
         entry = self._entries.get(digest)
@@ -218,6 +216,8 @@ class HostTier:
         if not self._num_leaving:
             most = max([self.most_bytes, *(entry.size_bytes for entry in entries)])
             assert self.used_bytes <= most, f"{self.used_bytes} bytes are used of {most}"
+        spare = self._spare.size_bytes
+        assert not spare or self.used_bytes + spare <= self.most_bytes, f"{spare} bytes are spare beside the used ones"
         assert self.used_bytes >= 0, f"{self.used_bytes} bytes are used"
 
     # ---- reading -----------------------------------------------------------------------------------------------
@@ -225,9 +225,11 @@ class HostTier:
     def _begin_reads(self) -> None:
         while self._waiting and len(self._reading) < MAX_READS and self._make_room(self._waiting[0].size_bytes):
             entry = self._waiting.popleft()
+            images = self._spare.take(entry.found.num_pages, self.page_bytes)
             self.used_bytes += entry.size_bytes
+            self._spare.shrink(max(0, self.most_bytes - self.used_bytes))
             entry.state = HostState.READING
-            read = partial(_read, self._source, entry.found, entry.digest, self.page_bytes, self._clock)
+            read = partial(_read, self._source, entry.found, entry.digest, images, self._clock)
             entry.call = self._calls.submit("a read of an adapter", read, partial(self._on_settled, entry))
             self._reading.append(entry)
 
@@ -328,9 +330,12 @@ class HostTier:
         return True
 
     def _drop_images(self, entry: HostEntry) -> None:
+        assert entry.images is not None, "an entry that is ready has no images"
+        self._spare.give(entry.images)
         entry.images = None
         entry.state = HostState.GONE
         self.used_bytes -= entry.size_bytes
+        self._spare.shrink(max(0, self.most_bytes - self.used_bytes))
 
 
 def load_error(call: Call) -> KvartoError:
@@ -341,11 +346,10 @@ def load_error(call: Call) -> KvartoError:
 
 
 def _read(
-    source: Source, found: FoundAdapter, digest: bytes | None, page_bytes: int, clock: Clock
+    source: Source, found: FoundAdapter, digest: bytes | None, images: Images, clock: Clock
 ) -> tuple[Images, Digests, float]:
     """In a worker thread: the pages, their digests, and the seconds that they took."""
     start_s = clock.now()
-    images = np.empty((found.num_pages, page_bytes), np.uint8)
     digests = source.read(found, images)
     if digest not in (None, digests.content):
         raise BadAdapter("the adapter's files hold other values than they did, at the same times; load it again")
