@@ -1,9 +1,5 @@
 """HostTier: packed adapters in host memory, between disk and pages. Bounded to the byte, and keyed by content.
 
-    hold ──> waiting ── room ──> reading ── done ──> ready, held ⇄ ready, kept ── room is needed ──> gone
-                │                   ├── fails ──> failed
-                └──── released ─────┴───────────> gone
-
 Bytes are booked before a read begins and given back when no thread touches them any more: a read that was cancelled
 while it ran keeps its bytes until it returns. What is held is never evicted; of the rest the least
 `reload cost × frequency / size` goes first, with an age that rises, as in the arbiter. What is on its way may take
@@ -19,9 +15,9 @@ Knows contents and no names; one thread calls it, workers only read.
 from __future__ import annotations
 
 from collections import deque
-from enum import Enum
 from functools import partial
 
+from kvarto.adapters.host_entry import HostEntry, HostState
 from kvarto.adapters.packer import Digests
 from kvarto.adapters.rate import Rate
 from kvarto.adapters.source import FoundAdapter, Source
@@ -35,59 +31,6 @@ MAX_READS = 4
 """At a time: the deadline of a read begins with it, so that a long queue makes none of them late."""
 _FIRST_GUESS = 1e9
 """Bytes per second of reading and packing, before one was measured."""
-
-
-class HostState(Enum):
-    """See the drawing above."""
-
-    WAITING = "waiting"
-    READING = "reading"
-    READY = "ready"
-    FAILED = "failed"
-    GONE = "gone"
-
-
-class HostEntry:
-    """One adapter's pages in host memory. Only the tier changes it."""
-
-    __slots__ = (
-        "age",
-        "call",
-        "digest",
-        "error",
-        "found",
-        "frequency",
-        "images",
-        "num_holders",
-        "page_digests",
-        "reload_cost_s",
-        "size_bytes",
-        "state",
-    )
-
-    def __init__(self, digest: bytes | None, found: FoundAdapter, size_bytes: int) -> None:
-        self.digest = digest
-        """Of its content; known when it is ready."""
-        self.found = found
-        self.size_bytes = size_bytes
-        self.state = HostState.WAITING
-        self.images: Images | None = None
-        """While it is ready."""
-        self.page_digests: tuple[bytes, ...] = ()
-        """One per page, once it was read."""
-        self.error: KvartoError | None = None
-        """Why it failed."""
-        self.num_holders = 0
-        self.frequency = 0
-        self.age = 0.0
-        self.reload_cost_s = 0.0
-        """Seconds that its read took."""
-        self.call: Call | None = None
-
-    @property
-    def priority(self) -> float:
-        """Least goes first."""
-        return self.age + self.frequency * self.reload_cost_s / max(1, self.size_bytes)
 
 
 class HostTier:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from enum import Enum
 
-from kvarto.adapters.host_tier import HostEntry
+from kvarto.adapters.host_entry import HostEntry
 from kvarto.adapters.registry import AdapterVersion
 from kvarto.adapters.resident import PageShare
 from kvarto.core.errors import KvartoError

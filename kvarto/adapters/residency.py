@@ -23,7 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvarto.adapters.common_pages import CommonPages
-from kvarto.adapters.host_tier import HostEntry, HostState, HostTier, load_error
+from kvarto.adapters.host_entry import HostEntry, HostState
+from kvarto.adapters.host_tier import HostTier, load_error
 from kvarto.adapters.load import Load, Stage
 from kvarto.adapters.rate import Rate
 from kvarto.adapters.registry import AdapterVersion, Registry, VersionState

@@ -7,7 +7,8 @@ import random
 import numpy as np
 import pytest
 
-from kvarto.adapters.host_tier import HostEntry, HostState, HostTier
+from kvarto.adapters.host_entry import HostEntry, HostState
+from kvarto.adapters.host_tier import HostTier
 from kvarto.adapters.source import FoundAdapter
 from kvarto.core.clock import VirtualClock
 from kvarto.memory.calls import Call, Calls
