@@ -2,6 +2,7 @@
 
     root   = blake2b(key=secret, fields: identity, adapter, salt)
     unit i = blake2b(fields: parent = digest of unit i - 1 or root, tokens = 16 ids as little-endian int32)
+    branch = blake2b(fields: parent, adapter, first token of it)     between two units, where an adapter begins: `turn`
 
 The secret enters once: every digest of a chain is a function of its root, so nobody without the secret can make one,
 and chains of different models, adapters or salts have nothing in common. A field is a tag, its length and its bytes;
@@ -35,6 +36,16 @@ def root_fields(identity: bytes, adapter_digest: bytes, salt: str | None) -> byt
 def root_digest(key: bytes, fields: bytes) -> bytes:
     """Digest before the first token. `key`: up to 64 secret bytes."""
     return blake2b(fields, key=key, digest_size=DIGEST_BYTES).digest()
+
+
+def branch_fields(adapter_digest: bytes, start: int) -> bytes:
+    """What separates chains that leave the base's: the adapter's content, and the token from which it is active."""
+    return field(b"A", adapter_digest) + field(b"B", start.to_bytes(8, "little"))
+
+
+def branch_digest(parent: bytes, fields: bytes) -> bytes:
+    """Digest between the last unit of the base and the first of the adapter."""
+    return blake2b(_PARENT + parent + fields, digest_size=DIGEST_BYTES).digest()
 
 
 def unit_digests(parent: bytes, tokens: bytes) -> list[bytes]:

@@ -23,6 +23,7 @@ from kvarto.cache.page_copies import PageCopies
 from kvarto.cache.prefix_index import Entry, PrefixIndex
 from kvarto.cache.prefix_writer import PrefixWriter, last_entry
 from kvarto.cache.sequence import Sequence
+from kvarto.cache.turn import turn_at
 from kvarto.core.errors import OutOfPages
 from kvarto.core.ids import NO_PAGE, OwnerId
 from kvarto.core.kv_format import KVFormat, LayerGroup
@@ -115,18 +116,23 @@ class KVCache:
         *,
         salt: str | None,
         adapter_digest: bytes = b"",
+        adapter_start: int = 0,
         adapter: Unit | None = None,
         use_prefix: bool = True,
     ) -> Sequence:
         """Begin a sequence with the longest cached prefix of `token_ids`, locked; at most all tokens but one.
 
         Without `use_prefix` nothing is reused, but what is computed still becomes cached. Takes no page but for the
-        copy of a partial match, which is skipped when pages are short. `adapter` is the unit of the adapter that
-        computes it, on the device for as long as the sequence is open; its KV goes before it.
+        copy of a partial match, which is skipped when pages are short. `adapter_digest` says which adapter computes it,
+        empty for the base, and `adapter_start` from which token on: KV before that is the base's, and shared with it.
+        `adapter` is the adapter's unit, on the device for as long as the sequence is open; its KV goes before it.
         """
         table = np.full((self._geometry.num_groups, self._geometry.num_pages(len(token_ids))), NO_PAGE, np.int32)
         sequence = Sequence(table, num_behind=[0] * len(self._geometry.parts))
-        if self._is_caching:
+        if self._is_caching and adapter_start:
+            sequence.turn = turn_at(adapter_start, adapter_digest, adapter, self._geometry)
+            sequence.root = self._index.root(root_fields(self._identity, b"", salt))
+        elif self._is_caching:
             sequence.root = self._index.root(root_fields(self._identity, adapter_digest, salt), adapter)
         if sequence.root is not None:
             self._index.enter(sequence.root)
@@ -151,6 +157,7 @@ class KVCache:
             next_event=parent.next_event,
             num_behind=parent.num_behind[:],
             root=parent.root,
+            turn=parent.turn,
             is_attached=parent.is_attached,
             prompt=parent.prompt,
             digests=parent.digests[:],
@@ -268,7 +275,7 @@ class KVCache:
     def _reuse_prefix(self, sequence: Sequence, tokens: array[int]) -> None:
         assert sequence.root is not None
         sequence.prompt = tokens.tobytes()
-        match = self._index.match(sequence.root, sequence.prompt[:-TOKEN_BYTES])
+        match = self._index.match(sequence.root, sequence.prompt[:-TOKEN_BYTES], sequence.turn)
         sequence.digests = match.digests
         self._lock(sequence, match.entries)
         num_tokens = len(match.entries) * self._geometry.entry_tokens

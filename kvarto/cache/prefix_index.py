@@ -6,9 +6,11 @@ Entries form a tree below one root for each (identity, adapter, salt). An entry 
     root ── [0..63] ── [64..127] ── [128..175]        found by the digest of each of its match units, and below that
                   └─── [64..127]                      by comparing tokens; tokens are compared on every hit anyway
 
+A chain whose adapter begins in the midst of it leaves the base's at a *branch*, a root below an entry (see `turn`).
+
 The pages of an entry are cached as *units*, one for each part of the geometry, and the arbiter may take them:
 - the unit of the full-attention groups depends on the one of its parent entry, so chains go from their ends, where
-  nothing behind a hole could match; that of a first entry depends on the unit of the chain's adapter, if it has one;
+  nothing behind a hole could match; that of a first entry, also below a branch, depends on the adapter's unit too;
 - the unit of a window depends on the full-attention one of its own entry, which is worth more. Without it fewer lengths
   match. Where all layers have windows, an entry stays without pages while it has children, because the tokens of its
   place must still be compared.
@@ -22,8 +24,9 @@ from itertools import islice
 
 import numpy as np
 
-from kvarto.cache.digests import MATCH_UNIT, TOKEN_BYTES, UNIT_BYTES, root_digest, unit_digests
+from kvarto.cache.digests import MATCH_UNIT, TOKEN_BYTES, UNIT_BYTES, branch_digest, root_digest, unit_digests
 from kvarto.cache.geometry import Geometry, Part
+from kvarto.cache.turn import Turn, next_parent
 from kvarto.core.ids import NO_PAGE, OwnerId
 from kvarto.memory.arbiter import Arbiter, Unit
 from kvarto.memory.page_pool import PagePool
@@ -40,7 +43,7 @@ class EntryUnit(Unit):
     __slots__ = ("entry", "part")
 
     def __init__(self, owner: OwnerId, pages: tuple[int, ...], cost_s: float, entry: Entry, part: Part) -> None:
-        super().__init__(owner, pages, cost_s, _base(entry, part))
+        super().__init__(owner, pages, cost_s, *_bases(entry, part))
         self.entry = entry
         self.part = part
 
@@ -62,7 +65,7 @@ class Entry:
 
     def __init__(self, parent: Entry | None, tokens: bytes, digests: list[bytes], num_parts: int) -> None:
         self.parent = parent
-        """None for a root."""
+        """None for a root that is no branch."""
         self.depth: int = parent.depth + 1 if parent is not None else 0
         self.tokens = tokens
         """Little-endian int32 ids. For a root: its fields."""
@@ -104,30 +107,45 @@ class Entry:
 
 
 class Root(Entry):
-    """Where the chains of one identity, adapter and salt begin."""
+    """Where the chains of one identity, adapter and salt begin: at the first token, or at a branch, below `parent`."""
 
     __slots__ = ("adapter",)
 
-    def __init__(self, fields: bytes, digest: bytes, num_parts: int) -> None:
-        super().__init__(None, fields, [digest], num_parts)
+    def __init__(self, fields: bytes, digest: bytes, num_parts: int, parent: Entry | None = None) -> None:
+        super().__init__(parent, fields, [digest], num_parts)
+        self.depth = 0 if parent is None else parent.depth  # it stands for no token
         self.adapter: Unit | None = None
         """Of the adapter that is on the device now, without which nobody can use the KV below; None for the base."""
 
 
-def _base(entry: Entry, part: Part) -> Unit | None:
-    """The unit without which that of `part` is worth nothing: index 0 is the full-attention part, if there is one."""
+def _bases(entry: Entry, part: Part) -> tuple[Unit | None, Unit | None]:
+    """Units without which that of `part` is worth nothing: index 0 is the full-attention part, if there is one."""
     if part.window is not None:
         full = entry.units[0]
-        return full if full is not None and full.part.window is None else _root_of(entry).adapter
+        return full if full is not None and full.part.window is None else _root_of(entry).adapter, None
     parent = entry.parent
-    return parent.adapter if isinstance(parent, Root) else parent.units[0] if parent is not None else None
+    assert parent is not None, "a root has no units"
+    if not isinstance(parent, Root):
+        return parent.units[0], None
+    before = None if parent.parent is None else parent.parent.units[0]
+    return (parent.adapter, None) if before is None else (before, parent.adapter)
 
 
 def _root_of(entry: Entry) -> Root:
-    while entry.parent is not None:
+    """The nearest."""
+    while not isinstance(entry, Root):
+        assert entry.parent is not None, "an entry without a root"
         entry = entry.parent
-    assert isinstance(entry, Root)
     return entry
+
+
+def _entries_after(entry: Entry) -> Iterator[Entry]:
+    """The next ones of all chains, whether or not they branch here."""
+    for child in entry.children:
+        if isinstance(child, Root):
+            yield from child.children
+        else:
+            yield child
 
 
 @dataclass(slots=True)
@@ -177,6 +195,22 @@ class PrefixIndex:
         root.adapter = adapter
         return root
 
+    def branch(self, parent: Entry, turn: Turn) -> Root | None:
+        """Where chains leave the base's after `parent`, made when new: add something below, or `prune` it. None if its
+        digest is another's.
+        """
+        digest = branch_digest(parent.digests[-1], turn.fields)
+        if digest not in self._roots:
+            self._roots[digest] = Root(turn.fields, digest, len(self._geometry.parts), parent)
+        return self._find_branch(parent, turn)
+
+    def _find_branch(self, parent: Entry, turn: Turn) -> Root | None:
+        branch = self._roots.get(branch_digest(parent.digests[-1], turn.fields))
+        if branch is None or branch.parent is not parent or branch.tokens != turn.fields:
+            return None
+        branch.adapter = turn.adapter
+        return branch
+
     def enter(self, entry: Entry) -> None:
         """A sequence stands on this entry, which stays even without pages until `leave`."""
         entry.num_sequences += 1
@@ -184,16 +218,15 @@ class PrefixIndex:
     def leave(self, entry: Entry) -> None:
         """Undo `enter`."""
         entry.num_sequences -= 1
-        self._prune(entry)
+        self.prune(entry)
 
-    def match(self, root: Entry, tokens: bytes) -> Match:
+    def match(self, root: Entry, tokens: bytes, turn: Turn | None = None) -> Match:
         """The longest cached prefix of `tokens`. Locks nothing; the caller does before anything else happens."""
-        path, digests = self._walk(root, tokens)
+        path, digests = self._walk(root, tokens, turn)
         entries = path[: self._num_visible(path)]
-        rest = tokens[len(entries) * self._geometry.entry_tokens * TOKEN_BYTES :]
         first = len(entries) * self._geometry.units_per_entry
         units = digests[first : first + self._geometry.units_per_entry]
-        partial, num_partial_tokens = self._partial(entries[-1] if entries else root, rest, units)
+        partial, num_partial_tokens = self._partial([root, *entries], tokens, units, turn)
         return Match(entries, partial, num_partial_tokens, digests)
 
     def find(self, digest: bytes, parent: Entry, tokens: bytes) -> tuple[Entry | None, bool]:
@@ -242,17 +275,17 @@ class PrefixIndex:
         for root in [root for root in self._roots.values() if root.adapter is adapter]:
             for entry in reversed(list(self._below(root))):
                 self.remove(entry)
-            self._prune(root)
+            self.prune(root)
 
     def evict(self, unit: Unit) -> None:
         """Forget a unit that the arbiter takes."""
         assert isinstance(unit, EntryUnit), "the arbiter took another owner's unit"
         self._lose(unit)
-        self._prune(unit.entry)
+        self.prune(unit.entry)
 
     def entries(self) -> Iterator[Entry]:
         """All entries but the roots, parents first."""
-        return self._below(*self._roots.values())
+        return self._below(*(root for root in self._roots.values() if root.parent is None))
 
     @staticmethod
     def _below(*roots: Entry) -> Iterator[Entry]:
@@ -260,7 +293,7 @@ class PrefixIndex:
         while stack:
             entry = stack.pop()
             stack.extend(entry.children)
-            if entry.parent is not None:
+            if not isinstance(entry, Root):
                 yield entry
 
     def check(self) -> None:
@@ -269,6 +302,9 @@ class PrefixIndex:
         assert set(self._by_digest.values()) <= found, "a digest leads to an entry that is not in the tree"
         for entry in found:
             self._check_entry(entry)
+        for root in self._roots.values():
+            assert root.first_child or (root.parent is None and root.num_sequences), "a root without any use is kept"
+            assert root.parent is None or root in set(root.parent.children), "a branch is not where it should be"
         pages = [page for entry in found for unit in entry.units if unit is not None for page in unit.pages]
         assert len(set(pages)) == len(pages), "a page is cached for two entries"
         cached = np.flatnonzero(self._pool.is_cached & (self._pool.owner == self._owner))
@@ -290,9 +326,9 @@ class PrefixIndex:
                 self._check_unit(unit)
 
     def _check_unit(self, unit: EntryUnit) -> None:
-        base = _base(unit.entry, unit.part)
-        assert unit.depends_on is base, f"unit {unit.pages} depends on another than it should"
-        assert base is None or not base.is_gone, f"unit {unit.pages} outlives what it depends on"
+        bases = _bases(unit.entry, unit.part)
+        assert (unit.depends_on, unit.depends_also) == bases, f"unit {unit.pages} depends on another than it should"
+        assert not any(base.is_gone for base in unit.bases), f"unit {unit.pages} outlives what it depends on"
         held = {self._pool.is_held(page) for page in unit.pages}
         assert len(held) == 1, f"unit {unit.pages} is held in part"
         assert not unit.is_gone, f"unit {unit.pages} is gone and still in its entry"
@@ -300,26 +336,26 @@ class PrefixIndex:
             return
         assert unit.is_offered or unit.num_dependents, f"unit {unit.pages} can never be evicted"
         if unit.part.window is None:
-            below = [child.units[0] for child in unit.entry.children] + unit.entry.units[1:]
+            below = [each.units[0] for each in _entries_after(unit.entry)] + unit.entry.units[1:]
             units_below = [each for each in below if each is not None]
             assert len(units_below) == unit.num_dependents, f"unit {unit.pages} counts its dependents wrong"
             held_below = [each.pages for each in units_below if self._pool.is_held(each.pages[0])]
             assert not held_below, f"unit {unit.pages} is evictable, and {held_below} below it are held"
 
-    def _walk(self, root: Entry, tokens: bytes) -> tuple[list[Entry], list[bytes]]:
+    def _walk(self, root: Entry, tokens: bytes, turn: Turn | None) -> tuple[list[Entry], list[bytes]]:
         """Entries that hold `tokens` from the start, whether or not their pages suffice, and digests so far."""
         entry_bytes = self._geometry.entry_tokens * TOKEN_BYTES
         units_per_entry = self._geometry.units_per_entry
         digests: list[bytes] = []
         path: list[Entry] = []
-        parent = root
+        parent: Entry | None = root
         for index in range(-(-len(tokens) // entry_bytes)):
             start = index * entry_bytes
             last = (index + 1) * units_per_entry
             if last > len(digests):
-                hashed = len(digests) * UNIT_BYTES
-                ahead = tokens[hashed : hashed + _AHEAD_UNITS * UNIT_BYTES]
-                digests += unit_digests(digests[-1] if digests else root.digests[0], ahead)
+                digests += _digests_ahead(digests, root.digests[0], tokens, turn)
+            if turn is not None and parent is not None and index == turn.first_entry:
+                parent = self._find_branch(parent, turn)
             entry = self._by_digest.get(digests[last - 1]) if last <= len(digests) else None
             if entry is None or entry.parent is not parent or entry.tokens != tokens[start : start + entry_bytes]:
                 break
@@ -344,14 +380,29 @@ class PrefixIndex:
                 longest = index + 1
         return longest
 
-    def _partial(self, parent: Entry, rest: bytes, units: list[bytes]) -> tuple[Entry | None, int]:
-        """The entry after `parent` that shares the most tokens with `rest`, and how many."""
+    def _partial(
+        self, chain: list[Entry], tokens: bytes, units: list[bytes], turn: Turn | None
+    ) -> tuple[Entry | None, int]:
+        """The entry after a chain that shares the most tokens with those that follow it, and how many."""
         best: Entry | None = None
         most = 0
-        for candidate in self._partial_candidates(parent, rest, units):
-            if all(candidate.units) and (num_tokens := _num_common_tokens(candidate.tokens, rest)) > most:
-                best, most = candidate, num_tokens
+        for parent, rest in self._parents(chain, tokens, turn):
+            for candidate in self._partial_candidates(parent, rest, units):
+                if all(candidate.units) and (num_tokens := _num_common_tokens(candidate.tokens, rest)) > most:
+                    best, most = candidate, num_tokens
         return best, most
+
+    def _parents(self, chain: list[Entry], tokens: bytes, turn: Turn | None) -> Iterator[tuple[Entry, bytes]]:
+        """Below what the next entry may be, and the tokens that it may share: where the chain turns, the base's up to
+        the turn.
+        """
+        num_tokens = (len(chain) - 1) * self._geometry.entry_tokens
+        rest = tokens[num_tokens * TOKEN_BYTES :]
+        if turn is not None and len(chain) - 1 == turn.first_entry:
+            if (branch := self._find_branch(chain[-1], turn)) is not None:
+                yield branch, rest
+            rest = rest[: (turn.start - num_tokens) * TOKEN_BYTES]
+        yield chain[-1], rest
 
     def _partial_candidates(self, parent: Entry, rest: bytes, units: list[bytes]) -> Iterator[Entry]:
         for digest in reversed(units):
@@ -382,21 +433,29 @@ class PrefixIndex:
             self._costs[key] = self._recompute_cost_s(*key)
         return self._costs[key]
 
-    def _prune(self, entry: Entry) -> None:
+    def prune(self, entry: Entry | None) -> None:
         """Drop the entry, and those above it, that have no pages, no children and no sequence."""
-        while entry.first_child is None and not entry.num_sequences and not any(entry.units):
-            parent = entry.parent
-            if parent is None:
+        while entry is not None and not (entry.first_child or entry.num_sequences or any(entry.units)):
+            if isinstance(entry, Root):
                 del self._roots[entry.digests[0]]
-                return
-            self._unlink(entry)
-            entry = parent
+            if entry.parent is not None:
+                self._unlink(entry)
+            entry = entry.parent
 
     def _unlink(self, entry: Entry) -> None:
         entry.unlink()
         for digest in entry.digests:
             if self._by_digest.get(digest) is entry:
                 del self._by_digest[digest]
+
+
+def _digests_ahead(digests: list[bytes], root_digest: bytes, tokens: bytes, turn: Turn | None) -> list[bytes]:
+    """The next ones after `digests`, up to the turn if that comes."""
+    first = len(digests)
+    stop = first + _AHEAD_UNITS
+    if turn is not None and first < turn.first_unit:
+        stop = min(stop, turn.first_unit)
+    return unit_digests(next_parent(digests, root_digest, turn), tokens[first * UNIT_BYTES : stop * UNIT_BYTES])
 
 
 def _num_common_tokens(a: bytes, b: bytes) -> int:

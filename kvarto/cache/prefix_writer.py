@@ -13,6 +13,7 @@ from kvarto.cache.digests import MATCH_UNIT, UNIT_BYTES, unit_digests
 from kvarto.cache.geometry import Geometry
 from kvarto.cache.prefix_index import Entry, EntryUnit, PrefixIndex
 from kvarto.cache.sequence import Sequence
+from kvarto.cache.turn import next_parent
 from kvarto.core.ids import NO_PAGE
 from kvarto.memory.arbiter import Arbiter
 from kvarto.memory.page_pool import PagePool
@@ -58,14 +59,16 @@ class PrefixWriter:
         end = self._next_end(sequence)
         tokens = sequence.token_bytes(start, end)
         digest = self._digest(sequence, tokens)
-        known, is_sound = self._index.find(digest, last_entry(sequence), tokens)
-        if not is_sound:  # a collision: the chain cannot go on from here
+        parent = self._parent(sequence)
+        known, is_sound = (None, False) if parent is None else self._index.find(digest, parent, tokens)
+        if parent is None or not is_sound:  # a collision: the chain cannot go on from here
+            self._index.prune(parent)
             self._detach(sequence)
             return
         if end - start < self._geometry.entry_tokens:
-            self._publish_short(sequence, known, tokens, digest)
+            self._publish_short(sequence, parent, known, tokens, digest)
         elif known is None:
-            entry = self._grow_or_add(sequence, tokens, digest)
+            entry = self._grow_or_add(sequence, parent, tokens, digest)
             sequence.growing = None
             self.stand_on(sequence, [entry])
         elif not self._join(sequence, known, is_closing):
@@ -73,19 +76,29 @@ class PrefixWriter:
             return
         sequence.num_published_units += 1
 
-    def _publish_short(self, sequence: Sequence, known: Entry | None, tokens: bytes, digest: bytes) -> None:
+    def _parent(self, sequence: Sequence) -> Entry | None:
+        """After what the next entry comes; a new branch, where the chain turns, has no child yet. None for a collision
+        of its digest.
+        """
+        last, turn = last_entry(sequence), sequence.turn
+        turns_here = turn is not None and len(sequence.entries) == turn.first_entry
+        return self._index.branch(last, turn) if turn is not None and turns_here else last
+
+    def _publish_short(
+        self, sequence: Sequence, parent: Entry, known: Entry | None, tokens: bytes, digest: bytes
+    ) -> None:
         """A match unit inside a page. Another entry may begin with the same tokens; ours waits until it differs."""
         if sequence.growing is not None or known is None:
-            sequence.growing = self._grow_or_add(sequence, tokens, digest)
+            sequence.growing = self._grow_or_add(sequence, parent, tokens, digest)
             self._count_use(sequence, sequence.growing)
 
-    def _grow_or_add(self, sequence: Sequence, tokens: bytes, digest: bytes) -> Entry:
+    def _grow_or_add(self, sequence: Sequence, parent: Entry, tokens: bytes, digest: bytes) -> Entry:
         if sequence.growing is not None:
             self._index.extend(sequence.growing, tokens, digest)
             return sequence.growing
         first = len(sequence.entries) * self._geometry.units_per_entry
         digests = sequence.digests[first : first + len(tokens) // UNIT_BYTES]
-        return self._index.add(last_entry(sequence), tokens, digests, self._entry_pages(sequence))
+        return self._index.add(parent, tokens, digests, self._entry_pages(sequence))
 
     def _join(self, sequence: Sequence, known: Entry, is_closing: bool) -> bool:
         """Stand on an entry that another sequence published. False when that would leave the chain."""
@@ -103,6 +116,7 @@ class PrefixWriter:
     def _drop_growing(self, sequence: Sequence) -> None:
         if sequence.growing is not None:
             self._index.remove(sequence.growing)
+            self._index.prune(sequence.growing.parent)
             if sequence.use is not None and sequence.use.is_gone:
                 sequence.use = sequence.use.depends_on  # which inherited the count
             sequence.growing = None
@@ -124,7 +138,7 @@ class PrefixWriter:
         last = tokens[-UNIT_BYTES:]
         if unit == len(sequence.digests):
             assert sequence.root is not None, "a sequence without a chain was published"
-            parent = sequence.digests[-1] if sequence.digests else sequence.root.digests[0]
+            parent = next_parent(sequence.digests, sequence.root.digests[0], sequence.turn)
             sequence.digests += unit_digests(parent, last)
         foreseen = sequence.prompt[unit * UNIT_BYTES : (unit + 1) * UNIT_BYTES]
         assert foreseen == last[: len(foreseen)], "committed tokens differ from those that the sequence was opened with"

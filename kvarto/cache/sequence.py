@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from kvarto.cache.page_copies import PageCopy
 from kvarto.cache.prefix_index import Entry
+from kvarto.cache.turn import Turn
 from kvarto.core.ids import NO_PAGE
 from kvarto.memory.arbiter import Unit
 
@@ -46,6 +47,8 @@ class Sequence:
 
     root: Entry | None = None
     """Where its chain begins in the prefix index; None when nothing of it is cached."""
+    turn: Turn | None = None
+    """Where its chain leaves the base's; None where it is one chain from the root on."""
     is_attached: bool = False
     """What it computes becomes cached at once. Otherwise, since another computed the same first, when it closes."""
     prompt: bytes = b""

@@ -14,7 +14,7 @@ from kvarto.engine.crews import Crews
 from kvarto.engine.next_in_queue import NextInQueue
 from kvarto.engine.page_pressure import PagePressure
 from kvarto.engine.parking import Parking
-from kvarto.engine.request import Choice, Request, adapter_key, is_adapted
+from kvarto.engine.request import Choice, Request, is_adapted
 from kvarto.engine.roster import Roster
 from kvarto.engine.step_plan import StepPlan
 
@@ -88,12 +88,14 @@ class Admitter:
     def _open(self, choice: Choice) -> Sequence | None:
         request = choice.request
         use_prefix = not choice.distrusts_cache and request.collector is not choice
+        resident = choice.resident if is_adapted(choice) else None
         try:
             return self._cache.open(
                 choice.known_tokens,
                 salt=request.salt,
-                adapter_digest=adapter_key(choice),
-                adapter=choice.resident.unit if choice.resident is not None and is_adapted(choice) else None,
+                adapter_digest=b"" if resident is None else resident.digest,
+                adapter_start=0 if resident is None else request.adapter_start or 0,
+                adapter=None if resident is None else resident.unit,
                 use_prefix=use_prefix,
             )
         except OutOfPages:

@@ -159,15 +159,6 @@ def is_adapted(choice: Choice) -> bool:
     return choice.resident is not None and choice.request.adapter_start is not None
 
 
-def adapter_key(choice: Choice) -> bytes:
-    """What separates its KV from that of others: the adapter's content, and from where on it is active."""
-    start = choice.request.adapter_start
-    if choice.resident is None or start is None:
-        return b""
-    # KV before the start is the base's, and yet keyed by the adapter: one chain has one root.
-    return choice.resident.digest + (start.to_bytes(8, "little") if start else b"")
-
-
 def sequence_of(choice: Choice) -> Sequence:
     """The sequence of a choice that runs."""
     assert choice.sequence is not None, f"choice {choice.order} runs without a sequence"

@@ -32,6 +32,7 @@ class Unit:
 
     __slots__ = (
         "age",
+        "depends_also",
         "depends_on",
         "frequency",
         "is_gone",
@@ -42,23 +43,37 @@ class Unit:
         "reload_cost_s",
     )
 
-    def __init__(self, owner: OwnerId, pages: tuple[int, ...], reload_cost_s: float, depends_on: Unit | None) -> None:
+    def __init__(
+        self,
+        owner: OwnerId,
+        pages: tuple[int, ...],
+        reload_cost_s: float,
+        depends_on: Unit | None,
+        depends_also: Unit | None = None,
+    ) -> None:
         self.owner = owner
         self.pages = pages
         self.reload_cost_s = reload_cost_s
         """Seconds to bring all its pages back."""
         self.depends_on = depends_on
         """Worth nothing once that is gone, and therefore goes first."""
+        self.depends_also = depends_also
+        """The same for a second one, whose own users count its uses."""
         self.num_dependents = 0
         self.frequency = 0
-        """Uses so far. A use of a unit is a use of all that it depends on, and is handed down when it goes."""
+        """Uses so far. A use of a unit is a use of what it depends on, and is handed down when it goes."""
         self.age = 0.0
         """The arbiter's age at the last use."""
         self.is_offered = False
         """In the arbiter's heap."""
         self.is_gone = False
-        if depends_on is not None:
-            depends_on.num_dependents += 1
+        for base in self.bases:
+            base.num_dependents += 1
+
+    @property
+    def bases(self) -> tuple[Unit, ...]:
+        """All that it depends on."""
+        return tuple(base for base in (self.depends_on, self.depends_also) if base is not None)
 
     @property
     def priority(self) -> float:
@@ -107,10 +122,10 @@ class Arbiter:
         assert not unit.num_dependents, f"{unit.num_dependents} units depend on the one that goes"
         unit.is_gone = True
         self._num_gone += unit.is_offered
-        base = unit.depends_on
-        if base is not None:
+        if unit.depends_on is not None:
+            unit.depends_on.frequency += unit.frequency
+        for base in unit.bases:
             base.num_dependents -= 1
-            base.frequency += unit.frequency
             base.age = max(base.age, unit.age)
             self._push(base)
 

@@ -48,6 +48,12 @@ class FakeAdapters:
             self._pool.free(self.pages(name))
             self._arbiter.offer(self.loaded[name])
 
+    def drop(self, name: str) -> None:
+        """Forget what nobody uses and nothing depends on."""
+        assert not self.num_users[name], f"`{name}` is dropped while it is used"
+        self._pool.uncache(self.pages(name))
+        self._arbiter.forget(self.loaded.pop(name))
+
     def pages(self, name: str) -> np.ndarray:
         return np.array(self.loaded[name].pages, dtype=np.int32)
 

@@ -57,8 +57,10 @@ class Driver:
         world, rng = self.world, self.random
         roll = rng.random()
         if not world.choices or (roll < 0.12 and len(world.choices) < self.max_choices):
-            salt, adapter = rng.choice((None, None, None, "", "t")), rng.choice((b"", b"", b"a"))
-            world.open(self._prompt(), salt, adapter, use_prefix=rng.random() < self.use_prefix_rate)
+            salt, adapter = rng.choice((None, None, None, "", "t")), rng.choice((b"", b"", b"a", b"b"))
+            prompt, use_prefix = self._prompt(), rng.random() < self.use_prefix_rate
+            start = rng.choice((0, rng.randrange(len(prompt)), rng.choice((16, 32, 64))))
+            world.open(prompt, salt, adapter, use_prefix, start if start < len(prompt) else 0)
         elif roll < 0.70:
             self._advance(rng.choice(world.choices))
         elif roll < 0.76:
@@ -86,9 +88,13 @@ class Driver:
             self.world.close(choice)
 
     def _use_adapters(self) -> None:
-        used = [name for name, users in self.world.adapters.num_users.items() if users]
+        adapters = self.world.adapters
+        used = [name for name, users in adapters.num_users.items() if users and name.startswith("adapter")]
+        unused = [name for name in adapters.loaded if not adapters.num_users[name]]
         if used and self.random.random() < 0.5:
             self.world.release_adapter(self.random.choice(used))
+        elif unused and self.random.random() < 0.8:
+            self.world.drop_adapter(self.random.choice(unused))
         else:
             self.world.use_adapter(f"adapter {self.random.randrange(6)}", self.random.randrange(1, 4))
 

@@ -26,6 +26,10 @@ def test_random_worlds_keep_the_law_and_reach_every_corner() -> None:
         "failed copies",
         "closed with copies",
         "adapter loads",
+        "adapter drops",
+        "turns",
+        "hit tokens before a turn",
+        "hit tokens behind a turn",
     }
 
 

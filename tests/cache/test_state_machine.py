@@ -66,12 +66,19 @@ class CacheMachine(RuleBasedStateMachine):
         return self.world.choices[data.draw(st.integers(0, len(self.world.choices) - 1), label="choice")]
 
     @precondition(lambda self: len(self.world.choices) < MAX_CHOICES)
-    @rule(data=st.data(), cut=st.integers(0, 70), end=tokens, salt=st.sampled_from([None, None, "", "a"]))
-    def open(self, data: st.DataObject, cut: int, end: list[int], salt: str | None) -> None:
+    @rule(
+        data=st.data(),
+        cut=st.integers(0, 70),
+        end=tokens,
+        salt=st.sampled_from([None, None, "", "a"]),
+        adapter=st.sampled_from([b"", b"x", b"y"]),
+        start=st.one_of(st.just(0), st.integers(0, 100)),
+    )
+    def open(self, data: st.DataObject, cut: int, end: list[int], salt: str | None, adapter: bytes, start: int) -> None:
         base = self.prompts[data.draw(st.integers(0, len(self.prompts) - 1), label="prompt")]
         prompt = base[:cut] + end
         self.prompts.append(prompt)
-        self.world.open(prompt, salt)
+        self.world.open(prompt, salt, adapter, start=min(start, len(prompt) - 1))
 
     @precondition(lambda self: self.world.choices)
     @rule(data=st.data(), num_tokens=st.one_of(st.just(1), st.integers(1, 80)))
@@ -109,11 +116,21 @@ class CacheMachine(RuleBasedStateMachine):
     def use_adapter(self, name: str, num_pages: int) -> None:
         self.world.use_adapter(name, num_pages)
 
-    @precondition(lambda self: any(self.world.adapters.num_users.values()))
+    def _names(self, *, used: bool) -> list[str]:
+        """Of adapters that no choice computes with."""
+        adapters = self.world.adapters
+        names = [name for name in adapters.loaded if (adapters.num_users[name] > 0) is used]
+        return sorted(name for name in names if not used or name in "abc")
+
+    @precondition(lambda self: self._names(used=True))
     @rule(data=st.data())
     def release_adapter(self, data: st.DataObject) -> None:
-        used = sorted(name for name, users in self.world.adapters.num_users.items() if users)
-        self.world.release_adapter(data.draw(st.sampled_from(used)))
+        self.world.release_adapter(data.draw(st.sampled_from(self._names(used=True))))
+
+    @precondition(lambda self: self._names(used=False))
+    @rule(data=st.data())
+    def drop_adapter(self, data: st.DataObject) -> None:
+        self.world.drop_adapter(data.draw(st.sampled_from(self._names(used=False))))
 
     @invariant()
     def laws_hold(self) -> None:

@@ -35,6 +35,8 @@ from tests.cache.adapters import ADAPTERS, FakeAdapters
 
 MODULUS = (1 << 61) - 1
 Windows = tuple[int | None, ...]
+ADAPTER_PAGES = 2
+"""Of an adapter that computes KV."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,8 @@ class Choice:
     sequence: Sequence
     salt: str | None
     adapter: bytes
+    start: int
+    """The first token that the adapter computes."""
     tokens: list[int]
     """Prompt, and what was generated so far."""
     kv: list[int] = field(default_factory=list)
@@ -123,16 +127,33 @@ class World:
 
     # What can happen
 
-    def open(self, tokens: list[int], salt: str | None = None, adapter: bytes = b"", use_prefix: bool = True) -> Choice:
+    def open(
+        self, tokens: list[int], salt: str | None = None, adapter: bytes = b"", use_prefix: bool = True, start: int = 0
+    ) -> Choice:
+        """Where there are adapters, one that finds no room computes nothing: it is the base that does."""
+        if adapter and self.scene.has_adapters and not self.use_adapter(adapter.decode(), ADAPTER_PAGES):
+            adapter = b""
+        start = start if adapter else 0
         before = self._held()
-        sequence = self.cache.open(tokens, salt=salt, adapter_digest=adapter, use_prefix=use_prefix)
-        choice = Choice(sequence, salt, adapter, list(tokens))
+        sequence = self.cache.open(
+            tokens,
+            salt=salt,
+            adapter_digest=adapter,
+            adapter_start=start,
+            adapter=self.adapters.loaded[adapter.decode()] if adapter and self.scene.has_adapters else None,
+            use_prefix=use_prefix,
+        )
+        choice = Choice(sequence, salt, adapter, start, list(tokens))
         self._extend_kv(choice)
         self.choices.append(choice)
         assert sequence.num_computed_tokens == sequence.num_cached_tokens <= len(tokens) - 1
         assert use_prefix or not sequence.num_cached_tokens
         assert self._held() - before <= self._num_kept(sequence)
         self._count("hit tokens", sequence.num_cached_tokens)
+        if start:
+            self._count("turns")
+            self._count("hit tokens before a turn", min(start, sequence.num_cached_tokens))
+            self._count("hit tokens behind a turn", max(0, sequence.num_cached_tokens - start))
         self._count("partial matches", bool(sequence.copies))
         return choice
 
@@ -156,7 +177,11 @@ class World:
         return "computed"
 
     def fork(self, choice: Choice) -> Choice:
-        child = Choice(self.cache.fork(choice.sequence), choice.salt, choice.adapter, choice.tokens[:], choice.kv[:])
+        child = Choice(
+            self.cache.fork(choice.sequence), choice.salt, choice.adapter, choice.start, choice.tokens[:], choice.kv[:]
+        )
+        if choice.adapter and self.scene.has_adapters:
+            self.use_adapter(choice.adapter.decode(), ADAPTER_PAGES)
         self.choices.append(child)
         self._count("forks")
         return child
@@ -165,12 +190,14 @@ class World:
         self.choices.remove(choice)
         self._count("closed with copies", bool(choice.sequence.copies))
         self.cache.close(choice.sequence)
+        if choice.adapter and self.scene.has_adapters:
+            self.release_adapter(choice.adapter.decode())
 
     def preempt(self, choice: Choice, use_prefix: bool = True) -> Choice:
         """Recompute: close, and open again with all tokens."""
         self.close(choice)
         self._count("preemptions")
-        return self.open(choice.tokens, choice.salt, choice.adapter, use_prefix)
+        return self.open(choice.tokens, choice.salt, choice.adapter, use_prefix, choice.start)
 
     def tick(self, seconds: float) -> None:
         """Time passes; copies end, some too late."""
@@ -181,15 +208,22 @@ class World:
         self.executor.run_due()
         self.cache.sweep()
 
-    def use_adapter(self, name: str, num_pages: int) -> None:
+    def use_adapter(self, name: str, num_pages: int) -> bool:
         kv_before = self.pool.counts(KV_OWNER).total
-        if self.adapters.load(name, num_pages, reload_cost_s=num_pages * 10.0):
-            self._count("adapter loads")
+        has_room = self.adapters.load(name, num_pages, reload_cost_s=num_pages * 10.0)
+        self._count("adapter loads", has_room)
         kv_after = self.pool.counts(KV_OWNER).total
         assert kv_after >= min(kv_before, self.scene.kv_floor), "KV was pushed below its floor"
+        return has_room
 
     def release_adapter(self, name: str) -> None:
         self.adapters.release(name)
+
+    def drop_adapter(self, name: str) -> None:
+        """Its name means nothing any more, and nobody uses it: its KV goes, and then it."""
+        self.cache.forget_adapter(self.adapters.loaded[name])
+        self.adapters.drop(name)
+        self._count("adapter drops")
 
     def drain(self) -> None:
         """Close everything and take every page back: nothing that nobody uses may stay."""
@@ -300,8 +334,10 @@ class World:
 
     def _extend_kv(self, choice: Choice) -> None:
         kv = choice.kv
-        state = kv[-1] if kv else hash((choice.salt, choice.adapter)) % MODULUS
+        state = kv[-1] if kv else hash((choice.salt, b"" if choice.start else choice.adapter)) % MODULUS
         for token in choice.tokens[len(kv) :]:
+            if choice.start and len(kv) == choice.start:
+                state ^= hash(choice.adapter) % MODULUS
             state = (state * 6364136223846793005 + token + 1442695040888963407) % MODULUS
             kv.append(state)
 

@@ -291,6 +291,20 @@ def test_an_adapter_that_is_called_by_tokens_begins_at_their_last_place_and_nowh
     h.check_adapted(_run(h, h.add(prompt_token_ids=(*filler, 7, 30))), None)
 
 
+def test_what_the_base_computed_before_the_call_is_not_computed_again_and_the_other_way_round() -> None:
+    h = AdaptedHarness(Shape(num_pages=64))
+    h.register("a", 1, 2)
+    h.files.invocation[1] = (7, 8)
+    document = list(range(20, 60))
+    h.check_adapted(_run(h, h.add(prompt_token_ids=tuple(document))), None)
+    called = [*document, 7, 8, 30]
+    for prompt, num_cached in ((called, 32), ([*called, 33], 43), ([*document[:30], 7, 8], 30)):
+        h.check_adapted(_run(h, message := _alora(h, prompt)), (1, 2), prompt.index(7))
+        assert h.heard[message.request_id, 0].outputs[0].num_cached_tokens == num_cached
+    h.check_adapted(_run(h, message := h.add(prompt_token_ids=(*document[:30], 7, 8, 9))), None)
+    assert h.heard[message.request_id, 0].outputs[0].num_cached_tokens == 30
+
+
 def _run(h: AdaptedHarness, message: AddRequest) -> AddRequest:
     h.run()
     return message

@@ -142,6 +142,26 @@ def test_an_adapter_of_zeros_changes_nothing(backend: str, folder: Path, base: B
         assert tokens(other, "zeros") == tokens(other, None)
 
 
+def test_kv_before_an_adapter_is_called_is_the_bases_and_changes_no_token(
+    backend: str, base: BaseTargets, model: Path, tmp_path: Path
+) -> None:
+    options = Options(modules=ALL_LINEAR, config={"alora_invocation_tokens": [5, 6]})
+    written = write_adapter(tmp_path / "called", base, options)
+    document = [7 + index * index % 90 for index in range(70)]
+    asked = [(document, None), (document + [5, 6, 8], "called"), (document + [5, 6, 8, 9], "called"), (document, None)]
+    said: list[list[list[int]]] = []
+    for is_caching in (False, True):
+        with LLM(
+            str(model), backend=backend, threads=1, seed=1, lora_modules=(f"called={written.folder}",),
+            enable_prefix_caching=is_caching, **LIMITS,
+        ) as llm:  # fmt: skip
+            outputs = [llm.generate([prompt], GREEDY, adapter=name)[0] for prompt, name in asked]
+        said.append([output.outputs[0].token_ids for output in outputs])
+        assert [output.num_cached_tokens for output in outputs] == ([0, 70, 73, 69] if is_caching else [0] * 4)
+    assert said[0] == said[1]
+    assert said[0][0] != said[0][1]
+
+
 @pytest.mark.parametrize(
     "settings",
     [
