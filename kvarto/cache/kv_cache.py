@@ -18,9 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvarto.cache.digests import MATCH_UNIT, TOKEN_BYTES, root_fields
+from kvarto.cache.entry import Entry
 from kvarto.cache.geometry import Geometry
 from kvarto.cache.page_copies import PageCopies
-from kvarto.cache.prefix_index import Entry, PrefixIndex
+from kvarto.cache.prefix_index import PrefixIndex
 from kvarto.cache.prefix_writer import PrefixWriter, last_entry
 from kvarto.cache.sequence import Sequence
 from kvarto.cache.turn import turn_at

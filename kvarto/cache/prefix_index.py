@@ -1,19 +1,6 @@
 """PrefixIndex: which pages hold the KV of which tokens after which prefix. Knows no sequences, only that they exist.
 
-Entries form a tree below one root for each (identity, adapter, salt). An entry stands for the tokens of whole pages
-(see `geometry`); the last of a chain may be shorter and grow while its sequence fills the page:
-
-    root ── [0..63] ── [64..127] ── [128..175]        found by the digest of each of its match units, and below that
-                  └─── [64..127]                      by comparing tokens; tokens are compared on every hit anyway
-
-A chain whose adapter begins in the midst of it leaves the base's at a *branch*, a root below an entry (see `turn`).
-
-The pages of an entry are cached as *units*, one for each part of the geometry, and the arbiter may take them:
-- the unit of the full-attention groups depends on the one of its parent entry, so chains go from their ends, where
-  nothing behind a hole could match; that of a first entry, also below a branch, depends on the adapter's unit too;
-- the unit of a window depends on the full-attention one of its own entry, which is worth more. Without it fewer lengths
-  match. Where all layers have windows, an entry stays without pages while it has children, because the tokens of its
-  place must still be compared.
+A tree of entries (`entry`), found by digests and by comparing tokens. Their pages are units that the arbiter may take.
 """
 
 from __future__ import annotations
@@ -25,6 +12,7 @@ from itertools import islice
 import numpy as np
 
 from kvarto.cache.digests import MATCH_UNIT, TOKEN_BYTES, UNIT_BYTES, branch_digest, root_digest, unit_digests
+from kvarto.cache.entry import Entry, EntryUnit, Root, bases_of, entries_after
 from kvarto.cache.geometry import Geometry, Part
 from kvarto.cache.turn import Turn, next_parent
 from kvarto.core.ids import NO_PAGE, OwnerId
@@ -35,117 +23,6 @@ _AHEAD_UNITS = 64
 """Units hashed at once: a miss wastes nothing, the digests are needed when the tokens are computed."""
 _MAX_SIBLINGS = 64
 """Entries compared token by token for a partial match, newest first. Whole match units are found among any number."""
-
-
-class EntryUnit(Unit):
-    """The pages of one part of an entry, in the order [group][page of the entry]."""
-
-    __slots__ = ("entry", "part")
-
-    def __init__(self, owner: OwnerId, pages: tuple[int, ...], cost_s: float, entry: Entry, part: Part) -> None:
-        super().__init__(owner, pages, cost_s, *_bases(entry, part))
-        self.entry = entry
-        self.part = part
-
-
-class Entry:
-    """A stretch of tokens after a prefix."""
-
-    __slots__ = (
-        "depth",
-        "digests",
-        "first_child",
-        "next_sibling",
-        "num_sequences",
-        "parent",
-        "previous_sibling",
-        "tokens",
-        "units",
-    )
-
-    def __init__(self, parent: Entry | None, tokens: bytes, digests: list[bytes], num_parts: int) -> None:
-        self.parent = parent
-        """None for a root that is no branch."""
-        self.depth: int = parent.depth + 1 if parent is not None else 0
-        self.tokens = tokens
-        """Little-endian int32 ids. For a root: its fields."""
-        self.digests = digests
-        """One for each whole match unit."""
-        self.units: list[EntryUnit | None] = [None] * num_parts
-        self.num_sequences = 0
-        """Live sequences whose last whole entry this is."""
-        # Children are linked, newest first: a dictionary in each entry would be a quarter of all its bytes.
-        self.first_child: Entry | None = None
-        self.next_sibling: Entry | None = None
-        self.previous_sibling: Entry | None = None
-        if parent is not None:
-            self._link(parent)
-
-    @property
-    def children(self) -> Iterator[Entry]:
-        """Newest first."""
-        child = self.first_child
-        while child is not None:
-            yield child
-            child = child.next_sibling
-
-    def _link(self, parent: Entry) -> None:
-        self.next_sibling = parent.first_child
-        if self.next_sibling is not None:
-            self.next_sibling.previous_sibling = self
-        parent.first_child = self
-
-    def unlink(self) -> None:
-        """Leave the parent."""
-        if self.previous_sibling is not None:
-            self.previous_sibling.next_sibling = self.next_sibling
-        else:
-            assert self.parent is not None, "a root has no parent to leave"
-            self.parent.first_child = self.next_sibling
-        if self.next_sibling is not None:
-            self.next_sibling.previous_sibling = self.previous_sibling
-
-
-class Root(Entry):
-    """Where the chains of one identity, adapter and salt begin: at the first token, or at a branch, below `parent`."""
-
-    __slots__ = ("adapter",)
-
-    def __init__(self, fields: bytes, digest: bytes, num_parts: int, parent: Entry | None = None) -> None:
-        super().__init__(parent, fields, [digest], num_parts)
-        self.depth = 0 if parent is None else parent.depth  # it stands for no token
-        self.adapter: Unit | None = None
-        """Of the adapter that is on the device now, without which nobody can use the KV below; None for the base."""
-
-
-def _bases(entry: Entry, part: Part) -> tuple[Unit | None, Unit | None]:
-    """Units without which that of `part` is worth nothing: index 0 is the full-attention part, if there is one."""
-    if part.window is not None:
-        full = entry.units[0]
-        return full if full is not None and full.part.window is None else _root_of(entry).adapter, None
-    parent = entry.parent
-    assert parent is not None, "a root has no units"
-    if not isinstance(parent, Root):
-        return parent.units[0], None
-    before = None if parent.parent is None else parent.parent.units[0]
-    return (parent.adapter, None) if before is None else (before, parent.adapter)
-
-
-def _root_of(entry: Entry) -> Root:
-    """The nearest."""
-    while not isinstance(entry, Root):
-        assert entry.parent is not None, "an entry without a root"
-        entry = entry.parent
-    return entry
-
-
-def _entries_after(entry: Entry) -> Iterator[Entry]:
-    """The next ones of all chains, whether or not they branch here."""
-    for child in entry.children:
-        if isinstance(child, Root):
-            yield from child.children
-        else:
-            yield child
 
 
 @dataclass(slots=True)
@@ -326,7 +203,7 @@ class PrefixIndex:
                 self._check_unit(unit)
 
     def _check_unit(self, unit: EntryUnit) -> None:
-        bases = _bases(unit.entry, unit.part)
+        bases = bases_of(unit.entry, unit.part)
         assert (unit.depends_on, unit.depends_also) == bases, f"unit {unit.pages} depends on another than it should"
         assert not any(base.is_gone for base in unit.bases), f"unit {unit.pages} outlives what it depends on"
         held = {self._pool.is_held(page) for page in unit.pages}
@@ -336,7 +213,7 @@ class PrefixIndex:
             return
         assert unit.is_offered or unit.num_dependents, f"unit {unit.pages} can never be evicted"
         if unit.part.window is None:
-            below = [each.units[0] for each in _entries_after(unit.entry)] + unit.entry.units[1:]
+            below = [each.units[0] for each in entries_after(unit.entry)] + unit.entry.units[1:]
             units_below = [each for each in below if each is not None]
             assert len(units_below) == unit.num_dependents, f"unit {unit.pages} counts its dependents wrong"
             held_below = [each.pages for each in units_below if self._pool.is_held(each.pages[0])]

@@ -10,8 +10,9 @@ that nobody else uses. If only windowed layers exist there is no chain of pages,
 from __future__ import annotations
 
 from kvarto.cache.digests import MATCH_UNIT, UNIT_BYTES, unit_digests
+from kvarto.cache.entry import Entry, EntryUnit
 from kvarto.cache.geometry import Geometry
-from kvarto.cache.prefix_index import Entry, EntryUnit, PrefixIndex
+from kvarto.cache.prefix_index import PrefixIndex
 from kvarto.cache.sequence import Sequence
 from kvarto.cache.turn import next_parent
 from kvarto.core.ids import NO_PAGE

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from kvarto.cache.entry import Entry
 from kvarto.cache.page_copies import PageCopy
-from kvarto.cache.prefix_index import Entry
 from kvarto.cache.turn import Turn
 from kvarto.core.ids import NO_PAGE
 from kvarto.memory.arbiter import Unit
