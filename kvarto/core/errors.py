@@ -113,14 +113,16 @@ class AdapterRefused(RequestError):
 
 
 class Overloaded(RequestError):
-    """The queue is full; retry after `retry_after_s` seconds."""
+    """The queue is full, as a whole or for one adapter; retry after `retry_after_s` seconds."""
 
     status = 429
     code = "queue_full"
     kind = "rate_limit_error"
 
-    def __init__(self, message: str, *, retry_after_s: int = 1) -> None:
-        super().__init__(message)
+    def __init__(
+        self, message: str, *, param: str | None = None, code: str | None = None, retry_after_s: int = 1
+    ) -> None:
+        super().__init__(message, param=param, code=code)
         self.retry_after_s = retry_after_s
 
 

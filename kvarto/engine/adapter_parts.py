@@ -27,6 +27,7 @@ from kvarto.engine.adapter_settings import max_lora_rank, module_adapters, roots
 from kvarto.engine.adapter_watch import AdapterWatch
 from kvarto.engine.adapters import AdapterParts, Adapters
 from kvarto.engine.config import EngineConfig
+from kvarto.engine.load_pace import LoadPace
 from kvarto.engine.parking import Parking
 from kvarto.memory.arbiter import Arbiter
 from kvarto.memory.calls import Call, Calls
@@ -119,7 +120,7 @@ def wire_adapters(
         poisons=settings.poisons,
     )
     gone.append(residency.forget)
-    parking = Parking(residency, registry)
+    parking = Parking(residency, registry, LoadPace(clock))
     parking.adapter_floor_pages, parking.kv_floor_pages = settings.floor_pages, settings.kv_floor_pages
     return AdapterParts(registry, host, residency, reads, copies, parking)
 

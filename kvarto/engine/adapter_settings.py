@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,9 +42,12 @@ def check_adapter_settings(config: EngineConfig) -> None:
         ("--adapter-floor-memory", config.adapter_floor_memory),
         ("--kv-floor-memory", config.kv_floor_memory),
         ("--max-adapters-per-step", config.max_adapters_per_step),
+        ("--max-requests-per-adapter", config.max_requests_per_adapter),
     ):
         if value < 0:
             raise UsageError(f"`{flag} {value}` is too small; give 0 or more")
+    if not (math.isfinite(config.max_adapter_wait_s) and config.max_adapter_wait_s >= 0):
+        raise UsageError(f"`--max-adapter-wait-s {config.max_adapter_wait_s}` is no time; give 0 or more seconds")
     list(module_adapters(config))
 
 

@@ -237,6 +237,7 @@ def _wire(
         num_lookup_tokens=config.prompt_lookup_num_tokens,
         parking=None if adapters is None else adapters.parking,
         max_adapters=config.max_adapters_per_step,
+        max_adapter_wait_s=config.max_adapter_wait_s,
     )
     batch = BatchBuilder(layout.limits, groups=program.layer_groups, page_size=layout.kv_format.page_size)
     limits = ModelLimits(program.vocab_size, layout.limits.max_context)

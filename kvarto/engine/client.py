@@ -15,7 +15,6 @@ import logging
 import random
 import secrets
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -23,7 +22,8 @@ import msgspec
 from kvarto.core.errors import EngineDied, EngineError, InvalidRequest, KvartoError, Overloaded, Unavailable
 from kvarto.core.sampling import SamplingParams
 from kvarto.engine.adapter_feed import AdapterFeed
-from kvarto.engine.carried_errors import error_from
+from kvarto.engine.adapter_quota import AdapterQuota
+from kvarto.engine.carried_errors import error_of
 from kvarto.engine.child import ENGINE_COMMAND, EngineKilled
 from kvarto.engine.config import EngineConfig
 from kvarto.engine.detokenizer import TokenBytes
@@ -42,6 +42,7 @@ from kvarto.engine.messages import (
 )
 from kvarto.engine.open_request import Observer, OpenRequest, RequestTimes
 from kvarto.engine.outputs import RequestOutputs
+from kvarto.engine.pace import Pace
 from kvarto.engine.stats_feed import StatsFeed
 from kvarto.engine.supervisor import Loading, Said, State, Supervisor
 from kvarto.engine.suspects import Suspects
@@ -55,8 +56,6 @@ ENDED_WITH_ERROR = (
     "the engine could not compute this request: the model's numbers were not finite, or its steps failed also when "
     "they held nothing else; see the server's log"
 )
-_RATE_WINDOW = 64
-"""Ended requests from which the pace is taken."""
 
 
 class EngineClient:
@@ -91,7 +90,8 @@ class EngineClient:
         self._gate = Gate(config.max_num_queued)
         self._suspects = Suspects()
         self._stats = StatsFeed()
-        self._ended_s: deque[float] = deque(maxlen=_RATE_WINDOW)
+        self._pace = Pace()
+        self._quota = AdapterQuota(config.max_requests_per_adapter)
         self._is_idle = asyncio.Event()
         self._is_idle.set()
 
@@ -167,7 +167,11 @@ class EngineClient:
 
         A name that no adapter has is refused by the engine, as are adapters that cannot be loaded.
         """
-        self._check_admission(len(prompts), priority)
+        try:
+            self._check_admission(len(prompts), priority, adapter)
+        except Overloaded as error:
+            self._observe_refusal(error)
+            raise
         if sampling.seed is None:
             sampling = msgspec.structs.replace(sampling, seed=self._seeds.getrandbits(63))
         common = AddRequest(
@@ -197,6 +201,7 @@ class EngineClient:
             requests.append(OpenRequest(message, generation, outputs, RequestTimes(submitted_s=now_s)))
         for request in requests:
             self._open[request.request_id] = request
+            self._quota.add(adapter)
             self._enter(request)
         self._is_idle.clear()
         self._hand_over()
@@ -220,7 +225,7 @@ class EngineClient:
             return self._stats.total
         return await self._stats.fresh(lambda: self._engine.send(StatsRequest()), timeout_s)
 
-    def _check_admission(self, num_prompts: int, priority: int) -> None:
+    def _check_admission(self, num_prompts: int, priority: int, adapter: str | None) -> None:
         if self.is_draining or self.state is State.CLOSED:
             raise Unavailable("the server is shutting down and takes no more requests")
         if self.state is State.BROKEN:
@@ -237,12 +242,15 @@ class EngineClient:
                 "(`--max-num-seqs` and `--max-num-queued`); send several requests",
                 param="prompt",
             )
+        now_s = time.monotonic()
         if self._is_full(num_prompts):
+            num_too_many = self.num_open + num_prompts - self._capacity
             raise Overloaded(
                 f"{self.num_open} prompts are running or queued and {num_prompts} more were sent; at most "
                 f"{self._capacity} fit (`--max-num-seqs` and `--max-num-queued`); retry later",
-                retry_after_s=self._retry_after_s(num_prompts),
+                retry_after_s=self._pace.retry_after_s(num_too_many, now_s),
             )
+        self._quota.check(adapter, num_prompts, now_s)
 
     @property
     def _capacity(self) -> int:
@@ -251,13 +259,9 @@ class EngineClient:
     def _is_full(self, num_prompts: int) -> bool:
         return self.num_open + num_prompts > self._capacity
 
-    def _retry_after_s(self, num_prompts: int) -> int:
-        """When there should be room, at the pace of the last ended requests; 1 to 60 seconds."""
-        if len(self._ended_s) < 2:
-            return 1
-        pace_s = (time.monotonic() - self._ended_s[0]) / len(self._ended_s)
-        num_too_many = self.num_open + num_prompts - self._capacity
-        return min(60, max(1, round(pace_s * num_too_many)))
+    def _observe_refusal(self, error: Overloaded) -> None:
+        if self._observer is not None:
+            self._observer.request_refused(error.code or "")
 
     def _enter(self, request: OpenRequest) -> None:
         """Put the request in the row for the engine; without one it waits for the next."""
@@ -298,7 +302,8 @@ class EngineClient:
         self._withdraw(request)
         self._suspects.forget(request.request_id)
         now_s = time.monotonic()
-        self._ended_s.append(now_s)
+        self._pace.note_end(now_s)
+        self._quota.remove(request.first.adapter, now_s)
         if self._observer is not None:
             self._observer.request_ended(request, reason, now_s)
         if not self._open:
@@ -373,7 +378,10 @@ class EngineClient:
         for refused in step.refused:
             request = self._by_engine_id.get(refused.request_id)
             if request is not None:
-                self._fail(request, error_from(refused.error, refused.message, refused.param))
+                error = error_of(refused)
+                if isinstance(error, Overloaded):
+                    self._observe_refusal(error)
+                self._fail(request, error)
         self._in_step = step.running or ()
         for engine_id in self._in_step:
             request = self._by_engine_id.get(engine_id)

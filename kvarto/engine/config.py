@@ -68,6 +68,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes of pages with KV that adapters do not push out."""
     max_adapters_per_step: int = 0
     """Distinct adapters that run at once, each of which is read in every step; 0: as many as there are sequences."""
+    max_requests_per_adapter: int = 0
+    """Requests of one adapter that run and wait; more are answered 429. 0: as many as there is room for."""
+    max_adapter_wait_s: float = 60.0
+    """Seconds until it is the turn of a request's adapter to come to the device, by the pace at which adapters come; a
+    request that would have to wait longer is answered 429 at once. 0: any time."""
     prefault: bool = False
     """Touch every page before serving instead of in the background."""
     seed: int | None = None

@@ -19,7 +19,7 @@ from kvarto.core.dtype import DType
 from kvarto.core.errors import InvalidRequest
 from kvarto.core.sampling import SamplingParams
 from kvarto.engine.assemble import Engine, build
-from kvarto.engine.carried_errors import error_from
+from kvarto.engine.carried_errors import error_of
 from kvarto.engine.channel import LocalChannel
 from kvarto.engine.config import EngineConfig
 from kvarto.engine.messages import AddRequest, Cancel, StepOut, TokenLogprobs
@@ -80,7 +80,9 @@ class LLM:
         self._seeds = random.SystemRandom() if config.seed is None else random.Random(config.seed)
         self._max_open = config.max_num_seqs * 2  # enough that a place that becomes free is taken at once
         # The queue bounds what clients send; here there are none, and what waits is handed over bit by bit.
-        config = msgspec.structs.replace(config, max_num_queued=max(config.max_num_queued, self._max_open))
+        config = msgspec.structs.replace(
+            config, max_num_queued=max(config.max_num_queued, self._max_open), max_adapter_wait_s=0.0
+        )
         self._num_requests = 0
         try:
             self._engine: Engine = build(config, self._channel)
@@ -235,7 +237,7 @@ class _Batch:
                 continue
             for refused in step.refused:
                 if refused.request_id in self._open:
-                    raise error_from(refused.error, refused.message, refused.param)
+                    raise error_of(refused)
             for tokens in step.tokens:
                 outputs, result = self._open.get(tokens.request_id, (None, None))
                 if outputs is None or result is None or (output := outputs.feed(tokens)) is None:

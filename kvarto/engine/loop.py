@@ -22,6 +22,7 @@ from kvarto.core.errors import AdapterRefused, EngineError, InvalidRequest, Requ
 from kvarto.core.step import StepResult
 from kvarto.engine.adapters import Adapters
 from kvarto.engine.batch import BatchBuilder
+from kvarto.engine.carried_errors import refused_by
 from kvarto.engine.channel import Channel
 from kvarto.engine.chunk import Chunk
 from kvarto.engine.deadlines import Deadlines
@@ -174,7 +175,7 @@ class EngineLoop:
                 try:
                     self._add(message)
                 except RequestError as error:
-                    self._refuse(message.request_id, error)
+                    self._refused.append(refused_by(message.request_id, error))
             case Cancel():
                 self._forget(message)
             case StatsRequest():
@@ -241,10 +242,6 @@ class EngineLoop:
             if choice.index == message.choice and choice.status is not Status.FINISHED:
                 self._scheduler.finish(choice)
 
-    def _refuse(self, request_id: str, error: RequestError) -> None:
-        refused = Refused(request_id=request_id, error=type(error).__name__, message=str(error), param=error.param)
-        self._refused.append(refused)
-
     # ---- time --------------------------------------------------------------------------------------------------
 
     def _sweep(self) -> None:
@@ -272,11 +269,7 @@ class EngineLoop:
         for request, error in self._scheduler.take_failed():
             log.warning("request %s ends: %s", request.request_id, error)
             self._scheduler.end_request(request)
-            param = error.param if isinstance(error, RequestError) else None
-            refused = Refused(
-                request_id=request.request_id, error=type(error).__name__, message=str(error), param=param
-            )
-            self._refused.append(refused)
+            self._refused.append(refused_by(request.request_id, error))
 
     def _end_starved(self) -> None:
         for choice in self._scheduler.take_starved():

@@ -42,6 +42,8 @@ class AddRequest(msgspec.Struct, frozen=True, kw_only=True, tag="add"):
     """Name of a registered adapter; None: the bare base."""
     adapter_digest: str | None = None
     """Of the content with which resumed choices began, in hex: they go on with no other."""
+    is_taken: bool = False
+    """It was taken before, by this engine or one before it, and waits for its adapter however long that is."""
 
 
 class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
@@ -161,6 +163,9 @@ class Refused(msgspec.Struct, frozen=True, kw_only=True, tag="refused"):
     error: str
     message: str
     param: str | None = None
+    code: str | None = None
+    retry_after_s: int | None = None
+    """Of `Overloaded`."""
 
 
 class AdapterInfo(msgspec.Struct, frozen=True, kw_only=True):

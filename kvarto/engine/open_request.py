@@ -73,6 +73,7 @@ class OpenRequest:
             resumed=self.outputs.resumed(),
             adapter_digest=self.adapter_digest,
             runs_alone=runs_alone,
+            is_taken=self.attempt > 0,
         )
 
 
@@ -84,6 +85,9 @@ class Observer(Protocol):
 
     def request_ended(self, request: OpenRequest, reason: str, now_s: float) -> None:
         """`reason` is the last finish reason, `abort` or `error`."""
+
+    def request_refused(self, code: str) -> None:
+        """One was not taken for want of room; `code` is that of its error."""
 
     def engine_restarted(self) -> None:
         """A fresh engine took over."""

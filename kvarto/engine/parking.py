@@ -21,6 +21,7 @@ from kvarto.adapters.residency import Residency
 from kvarto.adapters.resident import Resident
 from kvarto.core.errors import AdapterError, AdapterRefused, BadAdapter, EngineError, KvartoError
 from kvarto.engine.invocation import set_start
+from kvarto.engine.load_pace import LoadPace
 from kvarto.engine.request import Choice, Request, Status
 
 if TYPE_CHECKING:
@@ -33,7 +34,9 @@ MAX_DENIED_STEPS = 64
 class Parking:
     """Adapters of choices. Without a residency there are none, and everything here is free."""
 
-    def __init__(self, residency: Residency | None = None, registry: Registry | None = None) -> None:
+    def __init__(
+        self, residency: Residency | None = None, registry: Registry | None = None, pace: LoadPace | None = None
+    ) -> None:
         self.refusal: Callable[[Request], KvartoError | None] = lambda request: None
         """Why a request can never run, once the size of its adapter is known."""
         self.kv_floor_pages = 0
@@ -42,6 +45,7 @@ class Parking:
         """That KV cannot push adapters below."""
         self._residency = residency
         self._registry = registry
+        self._pace = pace
         self._sized: set[Request] = set()
         self._rechecks: set[Load] = set()
         """Loads that failed, whose files are being looked at again."""
@@ -66,6 +70,13 @@ class Parking:
         return self._denied if self._num_denied > MAX_DENIED_STEPS else None
 
     # ---- requests ----------------------------------------------------------------------------------------------
+
+    def wait_s(self, version: AdapterVersion) -> float:
+        """Until it would be the turn of an adapter that is asked for now, as far as can be said."""
+        if self._residency is None or self._pace is None or self._residency.find(version) is not None:
+            return 0.0
+        line = list(dict.fromkeys(self._parked[choice].version for choice in self.choices))
+        return self._pace.wait_s(line.index(version) if version in line else len(line))
 
     def add(self, request: Request) -> None:
         """A request was queued: it holds its version until `remove`."""
@@ -134,6 +145,8 @@ class Parking:
         if self._residency is None:
             return
         self._residency.advance()
+        if self._pace is not None:
+            self._pace.note(is_waiting=bool(self._parked), num_loads=self._residency.num_loads)
         for choice, load in list(self._parked.items()):
             error: KvartoError | None
             if _has_changed(choice.request):

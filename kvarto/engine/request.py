@@ -67,6 +67,8 @@ class Request:
     """None: the bare base."""
     adapter_digest: bytes | None = None
     """Of the content with which its choices began on an engine before this one; None: any will do."""
+    is_taken: bool = False
+    """It is not refused for want of room: it was taken before."""
     adapter_start: int | None = 0
     """Position from which the adapter is active; None: nowhere, for what would call it is not in the prompt. Known
     once its headers were read.
@@ -192,6 +194,7 @@ def make_request(
         runs_alone=message.runs_alone,
         adapter=adapter,
         adapter_digest=None if message.adapter_digest is None else bytes.fromhex(message.adapter_digest),
+        is_taken=message.is_taken,
     )
     if message.resumed is None:
         begun: list[tuple[int, tuple[int, ...]]] = [(index, ()) for index in range(sampling.n)]

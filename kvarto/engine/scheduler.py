@@ -28,6 +28,7 @@ from kvarto.engine.chunk import Chunk
 from kvarto.engine.chunker import Chunker
 from kvarto.engine.crews import Crews
 from kvarto.engine.next_in_queue import NextInQueue
+from kvarto.engine.pace import bounded_retry_s
 from kvarto.engine.page_pressure import PagePressure
 from kvarto.engine.parking import Parking
 from kvarto.engine.repeated_step import RepeatedStep
@@ -38,6 +39,8 @@ from kvarto.engine.step_plan import StepPlan
 
 if TYPE_CHECKING:
     from kvarto.cache.kv_cache import KVCache
+
+WAIT_CODE = "adapter_wait_too_long"
 
 
 class Scheduler:
@@ -53,10 +56,11 @@ class Scheduler:
         num_lookup_tokens: int = 0,
         parking: Parking | None = None,
         max_adapters: int = 0,
+        max_adapter_wait_s: float = 0.0,
     ) -> None:
         """`has_copies` says whether copies are in flight, whose end may free pages. `num_lookup_tokens`: see
         `EngineConfig.prompt_lookup_num_tokens`. `parking`: where there are adapters; at most `max_adapters` distinct
-        ones run at once, 0 for any number.
+        ones run at once, 0 for any number, and a request for which `max_adapter_wait_s` would not suffice is refused.
         """
         self.num_guessed_tokens = 0
         self.num_right_guesses = 0
@@ -64,6 +68,7 @@ class Scheduler:
         self._cache = cache
         self._limits = limits
         self._max_num_queued = max_num_queued
+        self._max_adapter_wait_s = max_adapter_wait_s
         self._crews = Crews()
         self._queue = NextInQueue(is_on=parking is not None, max_adapters=max_adapters)
         self._gate = AdmissionGate(cache, limits.max_tokens)
@@ -105,15 +110,32 @@ class Scheduler:
         """Queue a request. Raises Overloaded, and ContextLengthExceeded for what the pool can never hold."""
         if (refusal := self._refusal(request)) is not None:
             raise refusal
-        if self._roster.num_unadmitted >= self._max_num_queued:
-            raise Overloaded(
-                f"{self._roster.num_unadmitted} requests wait and the queue holds {self._max_num_queued}; retry later "
-                "or raise `--max-num-queued`"
-            )
+        if (overload := self._overload(request)) is not None:
+            raise overload
         self._repeated.forget()
         self._crews.add(request)
         self._queue.add(request)
         self._roster.add(request)
+
+    def _overload(self, request: Request) -> Overloaded | None:
+        """Why there is no room for this request now: in the queue, or in the line for its adapter."""
+        if self._roster.num_unadmitted >= self._max_num_queued:
+            return Overloaded(
+                f"{self._roster.num_unadmitted} requests wait and the queue holds {self._max_num_queued}; retry later "
+                "or raise `--max-num-queued`"
+            )
+        if request.adapter is None or request.is_taken or not self._max_adapter_wait_s:
+            return None
+        wait_s = self._parking.wait_s(request.adapter)
+        if wait_s <= self._max_adapter_wait_s:
+            return None
+        return Overloaded(
+            f"`{request.adapter.name}` is not on the device, and at the pace of those before it comes to its turn in "
+            f"{wait_s:.0f} s; at most {self._max_adapter_wait_s:g} s may pass (`--max-adapter-wait-s`); retry later",
+            param="model",
+            code=WAIT_CODE,
+            retry_after_s=bounded_retry_s(wait_s - self._max_adapter_wait_s),
+        )
 
     def _refusal(self, request: Request) -> RequestError | None:
         """Why the pool can never hold this request, beside its adapter as far as its size is known."""

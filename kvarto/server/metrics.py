@@ -16,8 +16,11 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from kvarto.core.errors import Overloaded
+from kvarto.engine.adapter_quota import QUOTA_CODE
 from kvarto.engine.messages import Ready, Stats
 from kvarto.engine.open_request import OpenRequest
+from kvarto.engine.scheduler import WAIT_CODE
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0)
@@ -60,6 +63,7 @@ class ServerMetrics:
         self.num_cached_tokens = 0
         self.num_engine_restarts = 0
         self.ended: Counter[str] = Counter()
+        self.refused: Counter[str] = Counter()
         self.http: Counter[tuple[str, str, int]] = Counter()
         self.histograms = {
             "time_to_first_token_seconds": Histogram(SECONDS),
@@ -100,6 +104,10 @@ class ServerMetrics:
         seen["request_params_n"].observe(request.sampling.n)
         seen["request_params_max_tokens"].observe(request.sampling.max_tokens or 0)
         self._phases(request, num_tokens)
+
+    def request_refused(self, code: str) -> None:
+        """One was answered 429."""
+        self.refused[code] += 1
 
     def engine_restarted(self) -> None:
         """A fresh engine took over."""
@@ -148,6 +156,7 @@ class _Scrape(Collector):
             family.add_metric([*self._labels.values()], buckets, total)
             yield family
         yield self._by_reason()
+        yield self._refused()
         yield self._http()
         yield from self._memory()
 
@@ -218,6 +227,13 @@ class _Scrape(Collector):
         )
         for reason in sorted({"stop", "length", "abort", "error", *self._metrics.ended}):
             family.add_metric([*self._labels.values(), reason], self._metrics.ended[reason])
+        return family
+
+    def _refused(self) -> Metric:
+        """By the code of the error: the queue, an adapter's share of it, or the line for adapters."""
+        family = CounterMetricFamily("kvarto:requests_refused", "Requests answered 429.", labels=["code"])
+        for code in sorted({Overloaded.code, QUOTA_CODE, WAIT_CODE, *self._metrics.refused}):
+            family.add_metric([code], self._metrics.refused[code])
         return family
 
     def _http(self) -> Metric:

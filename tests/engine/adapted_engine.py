@@ -48,6 +48,7 @@ class AdapterShape:
     call_duration_s: Callable[[], float] = lambda: 0.0
     deadline_s: float = 0.5
     max_adapters: int = 0
+    max_adapter_wait_s: float = 0.0
 
 
 class AdaptedEngine(HashedEngine):
@@ -123,6 +124,7 @@ class AdaptedEngine(HashedEngine):
             num_lookup_tokens=shape.num_lookup_tokens,
             parking=self.parts.parking,
             max_adapters=adapters.max_adapters,
+            max_adapter_wait_s=adapters.max_adapter_wait_s,
         )
         batch = BatchBuilder(shape.limits, groups=shape.groups, page_size=shape.page_size)
         self.loop = EngineLoop(

@@ -127,6 +127,7 @@ class AdapterEpisode:
             staging_pages=rng.choice([0, 0, 8, 100]),
             pages_per_copy=rng.choice([1, 2, 100]),
             max_adapters=rng.choice([0, 0, 1, 2]),
+            max_adapter_wait_s=0.02 if seed % 4 == 0 else 0.0,
             before_call=self._before_call,
             call_duration_s=self._call_duration_s,
         )

@@ -17,7 +17,7 @@ from kvarto.core.step import Int32, Step
 from kvarto.engine.batch import BatchBuilder
 from kvarto.engine.channel import Channel
 from kvarto.engine.loop import EngineLoop, EngineParts
-from kvarto.engine.messages import AddRequest, FromEngine, Stats, StepOut, ToEngine, TokensOut
+from kvarto.engine.messages import AddRequest, FromEngine, Refused, Stats, StepOut, ToEngine, TokensOut
 from kvarto.engine.scheduler import Scheduler
 from kvarto.engine.validate import ModelLimits
 from kvarto.memory.arbiter import Arbiter
@@ -179,6 +179,7 @@ class Harness:
         self.frames: list[FromEngine] = []
         self.heard: dict[tuple[str, int], Heard] = {}
         self.refused: dict[str, str] = {}
+        self.refusals: list[Refused] = []
         self.engine = HashedEngine(shape, self, self.clock, hooks)
         self._num_added = 0
 
@@ -194,6 +195,7 @@ class Harness:
         self.frames.append(message)
         if isinstance(message, StepOut):
             self.refused |= {refused.request_id: refused.error for refused in message.refused}
+            self.refusals += message.refused
             for out in message.tokens:
                 heard = self.heard.setdefault((out.request_id, out.choice), Heard())
                 assert heard.reason is None, f"{out} came after the end"

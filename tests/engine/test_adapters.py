@@ -272,6 +272,32 @@ def test_a_load_is_wanted_once_for_all_that_wait_and_the_queue_keeps_its_order()
     assert served == [message.request_id for message in messages]
 
 
+def test_whoever_would_wait_too_long_for_an_adapter_is_refused_at_once_and_told_when_to_come_again() -> None:
+    h = AdaptedHarness(
+        Shape(num_pages=64, max_seqs=8), adapters=AdapterShape(call_duration_s=lambda: 0.1, max_adapter_wait_s=0.5)
+    )
+    for index in range(40):
+        h.register(f"a{index}", index + 1, 1)
+    _run(h, h.add(adapter="a0", max_tokens=2))
+    for index in range(1, 7):
+        _run(h, h.add(adapter=f"a{index}", max_tokens=2))
+    assert not h.refused, "whoever comes to an empty line waits for nobody"
+    asked = [h.add(adapter=f"a{index % 40}", max_tokens=2) for index in range(7, 47)]
+    taken = h.add(adapter="a30", max_tokens=2, is_taken=True)
+    h.run()
+    assert set(h.refused.values()) == {"Overloaded"}
+    assert 5 < len(h.refused) < 38
+    refusal = next(each for each in h.refusals if each.error == "Overloaded")
+    assert (refusal.code, refusal.param) == ("adapter_wait_too_long", "model")
+    assert refusal.retry_after_s is not None
+    assert refusal.retry_after_s >= 1
+    assert taken.request_id not in h.refused, "it was taken before"
+    refused = [message for message in asked if message.request_id in h.refused]
+    assert refused == asked[len(asked) - 7 - len(refused) : -7], "the last of those whose adapter is not there"
+    _run(h, again := h.add(adapter=refused[0].adapter))
+    assert again.request_id not in h.refused, "the line is empty again"
+
+
 def _alora(h: AdaptedHarness, prompt: list[int]) -> AddRequest:
     return h.add(adapter="a", prompt_token_ids=tuple(prompt), max_tokens=8)
 

@@ -24,7 +24,7 @@ from kvarto.core.errors import (
     UnknownAdapter,
 )
 from kvarto.core.sampling import SamplingParams
-from kvarto.engine.carried_errors import error_from
+from kvarto.engine.carried_errors import error_from, error_of, refused_by
 from kvarto.engine.client import EngineClient
 from kvarto.engine.config import EngineConfig, FaultPlan
 from kvarto.engine.generation import Generation
@@ -252,6 +252,28 @@ async def test_refusals_at_the_door() -> None:
         assert client.can_admit
 
 
+async def test_an_adapter_has_its_share_of_the_queue_also_after_an_engine_died() -> None:
+    async with client_of("fake?step_s=0.01", max_num_seqs=4, max_num_queued=8, max_requests_per_adapter=2) as client:
+        long = SamplingParams(max_tokens=400)
+        running = [client.submit([(5,)], long, adapter="a") for _ in range(2)]
+        with pytest.raises(Overloaded, match="prompts of `a`.*--max-requests-per-adapter") as refused:
+            client.submit([(5,)], long, adapter="a")
+        assert (refused.value.param, refused.value.code) == ("model", "adapter_queue_full")
+        with pytest.raises(InvalidRequest, match="at most 2"):
+            client.submit([(5,)] * 3, long, adapter="b")
+        running += [client.submit([(5,)] * 2, long, adapter="b"), client.submit([(5,)] * 4, long)]
+        assert client.engine_pid is not None
+        os.kill(client.engine_pid, signal.SIGKILL)
+        await until(lambda: client.num_restarts == 1)
+        with pytest.raises(Overloaded):
+            client.submit([(5,)], long, adapter="b")
+        running[0].cancel()
+        running.append(client.submit([(5,)], long, adapter="a"))
+        for generation in running:
+            generation.cancel()
+        assert client.num_open == 0
+
+
 async def test_a_fresh_engine_is_never_handed_more_than_its_queue_takes() -> None:
     """As many requests as the server takes, then the engine dies: the fake one fails when its queue overflows."""
     sampling = SamplingParams(seed=1, max_tokens=20)
@@ -336,3 +358,15 @@ def test_unknown_errors_stay_errors_of_ours() -> None:
     assert type(error_from("Overloaded", "no")) is Overloaded
     assert str(error_from("SystemExit", "text")) == "text"
     assert str(error_from("annotations", "text")) == "text"
+
+
+def test_what_an_engine_refuses_arrives_as_it_left() -> None:
+    for error in (
+        Overloaded("full", param="model", code="adapter_wait_too_long", retry_after_s=17),
+        Overloaded("full"),
+        InvalidRequest("no", param="stop"),
+        ContextLengthExceeded("long", param="max_tokens"),
+    ):
+        got = error_of(refused_by("r", error))
+        assert type(got) is type(error)
+        assert (str(got), vars(got)) == (str(error), vars(error) | {"code": error.code})

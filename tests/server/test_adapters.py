@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
@@ -70,6 +71,25 @@ async def test_what_cannot_be_loaded_is_a_4xx_with_the_reason(server: Running) -
         assert answer.json()["error"]["message"]
     unknown = await server.http.post("/v1/unload_lora_adapter", json={"lora_name": "a"}, headers=ADMIN)
     assert unknown.status_code == 404
+
+
+async def test_a_flood_of_one_adapter_is_answered_429_and_others_are_served() -> None:
+    async with running("fake?step_s=0.01", server=ServerConfig(port=0, admin_key=("secret",)),
+                       max_requests_per_adapter=2) as up:  # fmt: skip
+        for name in ("hot", "cold"):
+            assert await load(up, name) == 200
+        body = {"prompt": [5], "max_tokens": 20, "seed": 7}
+        asked = [up.post("/v1/completions", {**body, "model": name}) for name in ["hot"] * 6 + ["cold", "org/fake"]]
+        answers = await asyncio.gather(*asked)
+        statuses = [answer.status_code for answer in answers]
+        assert sorted(statuses[:6]) == [200, 200, 429, 429, 429, 429]
+        assert statuses[6:] == [200, 200]
+        refused = answers[statuses.index(429)]
+        assert 1 <= int(refused.headers["retry-after"]) <= 60
+        assert (refused.json()["error"]["code"], refused.json()["error"]["param"]) == ("adapter_queue_full", "model")
+        metrics = (await up.http.get("/metrics")).text
+        assert 'kvarto:requests_refused_total{code="adapter_queue_full"} 4.0' in metrics
+        assert 'kvarto:requests_refused_total{code="queue_full"} 0.0' in metrics
 
 
 async def test_a_name_that_nothing_has_is_answered_with_near_ones(server: Running) -> None:
