@@ -350,7 +350,8 @@ class Residency:
         assert entry is not None
         assert version.digest is not None
         assert version.found is not None
-        resident = Resident(version.digest, share, entry.page_digests, self._new_handle())
+        size_bytes = version.found.adapter.size_bytes
+        resident = Resident(version.digest, share, entry.page_digests, self._new_handle(), size_bytes)
         try:
             self._backend.bind_adapter(resident.handle, self._bind(version.found, share.pages))
         except Exception as error:  # a backend may refuse what it cannot run
@@ -358,8 +359,7 @@ class Residency:
             self._fail(load, TransferFailed(f"the backend cannot bind `{version.name}`: {error}"))
             return
         load.share = None
-        size_bytes = len(share.own) * self._page_bytes
-        cost_s = self.rate.seconds(size_bytes) + self._host.rate.seconds(entry.size_bytes)
+        cost_s = self.rate.seconds(len(share.own) * self._page_bytes) + self._host.rate.seconds(entry.size_bytes)
         resident.unit = AdapterUnit(self._owner, resident, cost_s)
         self._residents[resident.digest] = resident
         self._common.add(resident)

@@ -32,9 +32,11 @@ class AdapterUnit(Unit):
 class Resident:
     """An adapter that steps can name. Only the residency changes it."""
 
-    __slots__ = ("base", "depth", "digest", "handle", "num_users", "own", "page_digests", "pages", "unit")
+    __slots__ = ("base", "depth", "digest", "handle", "num_users", "own", "page_digests", "pages", "size_bytes", "unit")
 
-    def __init__(self, digest: bytes, layout: PageShare, page_digests: tuple[bytes, ...], handle: int) -> None:
+    def __init__(
+        self, digest: bytes, layout: PageShare, page_digests: tuple[bytes, ...], handle: int, size_bytes: int
+    ) -> None:
         self.digest = digest
         self.pages = layout.pages
         """In the order of its stream."""
@@ -45,6 +47,8 @@ class Resident:
         self.depth: int = 0 if layout.base is None else layout.base.depth + 1
         self.page_digests = page_digests
         self.handle = handle
+        self.size_bytes = size_bytes
+        """Of its tensors: what a step with it reads."""
         self.num_users = 0
         self.unit: AdapterUnit
 

@@ -36,6 +36,11 @@ class AdapterFlags:
     """Requests of each run."""
     max_concurrency: _Count = 32
     """Requests in flight at most."""
+    max_num_seqs: Annotated[int | None, Parameter(converter=count)] = None
+    """Sequences that run at once; without it, as many as are in flight. With fewer, requests wait, and the server can
+    choose whom to run together."""
+    ungrouped: bool = False
+    """Run the many adapters once more on a server that does not prefer adapters which run already."""
     input_len: _Count = 256
     """Prompt tokens, on average; they vary evenly by up to 90 %."""
     output_len: _Count = 96
@@ -55,6 +60,8 @@ def bench_adapters(
     flags: Annotated[AdapterFlags, Parameter(name="*")] = AdapterFlags(),
 ) -> int:  # fmt: skip
     """Serve MODEL with many LoRA adapters, and compare: all of them by a Zipf law, one of them, none.
+
+    Counts how many distinct adapters a step holds, which it reads once each, and what they weigh.
 
     What stands behind `--` goes to `kvarto serve` as it is, such as `-- --device-memory 2GiB`.
     """
@@ -93,12 +100,14 @@ def _check(flags: AdapterFlags) -> None:
     for name in ("num_adapters", "num_prompts", "max_concurrency", "input_len", "output_len", "rounds"):
         if getattr(flags, name) < 1:
             raise UsageError(f"`--{name.replace('_', '-')} {getattr(flags, name)}`: must be more than 0")
+    if flags.max_num_seqs is not None and flags.max_num_seqs < 1:
+        raise UsageError(f"`--max-num-seqs {flags.max_num_seqs}`: must be more than 0")
     check_output("--json", flags.json)
     check_output("--plot", flags.plot)
 
 
 def _run(model: str, serve_flags: tuple[str, ...], flags: AdapterFlags, folder: Path) -> AdapterStudy:
-    from kvarto.cli.load.adapters import AdapterSet, StudySettings, run_study
+    from kvarto.cli.load.adapters import UNGROUPED, AdapterSet, StudySettings, run_study
     from kvarto.cli.local_server import local_server
 
     settings = StudySettings(
@@ -115,5 +124,10 @@ def _run(model: str, serve_flags: tuple[str, ...], flags: AdapterFlags, folder: 
     )
     adapters = AdapterSet.make(model, settings, folder)
     known = ["--adapter-dir", str(folder), "--max-lora-rank", str(max(settings.ranks))]
-    with local_server([model, *known, "--max-num-seqs", str(flags.max_concurrency), *serve_flags]) as url:
-        return asyncio.run(run_study(url, settings, adapters))
+    known += ["--max-num-seqs", str(flags.max_num_seqs or flags.max_concurrency)]
+    with local_server([model, *known, *serve_flags]) as url:
+        study = asyncio.run(run_study(url, settings, adapters))
+    if not flags.ungrouped:
+        return study
+    with local_server([model, *known, "--no-adapter-affinity", *serve_flags]) as url:
+        return study.beside(asyncio.run(run_study(url, settings, adapters, (UNGROUPED,))))

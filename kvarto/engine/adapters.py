@@ -17,6 +17,7 @@ from kvarto.adapters.host_tier import HostTier
 from kvarto.adapters.registry import AdapterVersion, Registry, VersionState
 from kvarto.adapters.residency import Residency
 from kvarto.core.errors import AdapterError, KvartoError, UnknownAdapter
+from kvarto.engine.adapter_traffic import AdapterTraffic
 from kvarto.engine.adapter_watch import AdapterWatch
 from kvarto.engine.messages import (
     MAX_NAMES_IN_STATS,
@@ -52,6 +53,7 @@ class Adapters:
     def __init__(self, parts: AdapterParts, base_name: str, watch: AdapterWatch | None = None) -> None:
         """`base_name`: the parent of every adapter. `watch` looks after folders."""
         self.parking = parts.parking
+        self.traffic = AdapterTraffic()
         self._watch = watch
         self._parts = parts
         self._base_name = base_name
@@ -151,6 +153,9 @@ class Adapters:
             "num_adapter_evictions": residency.num_evictions,
             "num_adapter_hits": residency.num_hits,
             "num_adapter_failures": residency.num_failures,
+            "num_adapter_steps": self.traffic.num_steps,
+            "num_adapters_in_steps": self.traffic.num_adapters,
+            "adapter_step_bytes": self.traffic.num_bytes,
             "adapter_load_seconds": residency.load_seconds,
             "adapter_device_bytes": residency.device_bytes,
             "adapter_host_bytes": host.used_bytes,

@@ -238,6 +238,7 @@ def _wire(
         parking=None if adapters is None else adapters.parking,
         max_adapters=config.max_adapters_per_step,
         max_adapter_wait_s=config.max_adapter_wait_s,
+        adapter_affinity=config.adapter_affinity,
     )
     batch = BatchBuilder(layout.limits, groups=program.layer_groups, page_size=layout.kv_format.page_size)
     limits = ModelLimits(program.vocab_size, layout.limits.max_context)

@@ -68,6 +68,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes of pages with KV that adapters do not push out."""
     max_adapters_per_step: int = 0
     """Distinct adapters that run at once, each of which is read in every step; 0: as many as there are sequences."""
+    adapter_affinity: bool = True
+    """Admit requests of adapters that run already before others, within bounds: a step reads each adapter once."""
     max_requests_per_adapter: int = 0
     """Requests of one adapter that run and wait; more are answered 429. 0: as many as there is room for."""
     max_adapter_wait_s: float = 60.0

@@ -290,6 +290,8 @@ class EngineLoop:
             self._take(chunks, result)
 
     def _take(self, chunks: list[Chunk], result: StepResult) -> None:
+        if self._parts.adapters is not None:
+            self._parts.adapters.traffic.note(chunks)
         outputs = collect(chunks, result, self._scheduler)
         self._num_steps += 1
         self._num_generation_tokens += sum(len(output.token_ids) for output in outputs)

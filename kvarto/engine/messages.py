@@ -239,6 +239,12 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True, tag="stats"):
     num_adapter_hits: int = 0
     """Choices that found their adapter on the device."""
     num_adapter_failures: int = 0
+    num_adapter_steps: int = 0
+    """Steps with at least one adapter."""
+    num_adapters_in_steps: int = 0
+    """Distinct adapters of a step, added up over steps."""
+    adapter_step_bytes: int = 0
+    """Bytes of the distinct adapters of a step, added up over steps."""
     adapter_load_seconds: float = 0.0
     """Of all loads together, from the first wish to residency."""
     adapter_device_bytes: int = 0

@@ -26,10 +26,13 @@ SLACK_TOKENS = 4096
 class NextInQueue:
     """The order of admission. `is_on` only where adapters are served."""
 
-    def __init__(self, *, is_on: bool, max_adapters: int = 0) -> None:
-        """`max_adapters`: distinct ones that may run at once; 0: any number."""
+    def __init__(self, *, is_on: bool, max_adapters: int = 0, prefers_home: bool = True) -> None:
+        """`max_adapters`: distinct ones that may run at once; 0: any number. Without `prefers_home` it does not matter
+        which run already.
+        """
         self.tokens = VirtualTokens()
         self._is_on = is_on
+        self._prefers_home = prefers_home
         self._max_adapters = max_adapters
         self._passed: Choice | None = None
         self._num_passed = 0
@@ -74,7 +77,8 @@ class NextInQueue:
         served = [self.tokens.served(choice.request) for choice in candidates]
         least = min(served)
         fair = [c for c, tokens in zip(candidates, served, strict=True) if tokens <= least + SLACK_TOKENS]
-        return first_at_home(fair, at_home) or candidates[served.index(least)]
+        at_home_first = first_at_home(fair, at_home) if self._prefers_home else None
+        return at_home_first or candidates[served.index(least)]
 
     def _may_join(self, choice: Choice, at_home: set[str | None]) -> bool:
         """Within the bound on distinct adapters; the base is none."""

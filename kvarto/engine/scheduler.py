@@ -57,10 +57,12 @@ class Scheduler:
         parking: Parking | None = None,
         max_adapters: int = 0,
         max_adapter_wait_s: float = 0.0,
+        adapter_affinity: bool = True,
     ) -> None:
         """`has_copies` says whether copies are in flight, whose end may free pages. `num_lookup_tokens`: see
         `EngineConfig.prompt_lookup_num_tokens`. `parking`: where there are adapters; at most `max_adapters` distinct
-        ones run at once, 0 for any number, and a request for which `max_adapter_wait_s` would not suffice is refused.
+        ones run at once, 0 for any number, and a request for which `max_adapter_wait_s` would not suffice is refused;
+        with `adapter_affinity` those go first that run already.
         """
         self.num_guessed_tokens = 0
         self.num_right_guesses = 0
@@ -70,7 +72,7 @@ class Scheduler:
         self._max_num_queued = max_num_queued
         self._max_adapter_wait_s = max_adapter_wait_s
         self._crews = Crews()
-        self._queue = NextInQueue(is_on=parking is not None, max_adapters=max_adapters)
+        self._queue = NextInQueue(is_on=parking is not None, max_adapters=max_adapters, prefers_home=adapter_affinity)
         self._gate = AdmissionGate(cache, limits.max_tokens)
         self._parking = parking = Parking() if parking is None else parking
         parking.refusal = self._refusal

@@ -22,6 +22,9 @@ _COUNTERS = (
     "num_adapter_evictions",
     "num_adapter_hits",
     "num_adapter_failures",
+    "num_adapter_steps",
+    "num_adapters_in_steps",
+    "adapter_step_bytes",
     "adapter_load_seconds",
 )
 

@@ -216,6 +216,9 @@ class _Scrape(Collector):
             ("kvarto:adapter_evictions", "Adapters pushed out of the device.", stats.num_adapter_evictions),
             ("kvarto:adapter_hits", "Choices that found their adapter on the device.", stats.num_adapter_hits),
             ("kvarto:adapter_failures", "Loads that failed.", stats.num_adapter_failures),
+            ("kvarto:adapter_steps", "Steps with an adapter.", stats.num_adapter_steps),
+            ("kvarto:adapters_in_steps", "Distinct adapters of each step, added up.", stats.num_adapters_in_steps),
+            ("kvarto:adapter_step_bytes", "Bytes of distinct adapters of each step.", stats.adapter_step_bytes),
             ("kvarto:steps", "Steps of the engine.", stats.num_steps),
             ("kvarto:engine_restarts", "Engines replaced after they died or fell silent.", metrics.num_engine_restarts),
         ):

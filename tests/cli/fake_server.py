@@ -37,6 +37,9 @@ class FakeServer:
         """As if each request loaded an adapter."""
         return web.Response(
             text=f'kvarto:adapter_loads_total{{model_name="x"}} {len(self.bodies)}\n'
+            f'kvarto:adapter_steps_total{{model_name="x"}} {2 * len(self.bodies)}\n'
+            f'kvarto:adapters_in_steps_total{{model_name="x"}} {5 * len(self.bodies)}\n'
+            f'kvarto:adapter_step_bytes_total{{model_name="x"}} {2048 * len(self.bodies)}\n'
             'kvarto:adapter_bytes{model_name="x",tier="device"} 7\nother 1\n'
         )
 

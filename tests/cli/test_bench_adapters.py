@@ -10,7 +10,7 @@ import pytest
 
 from kvarto.cli.bench_adapters import AdapterFlags, bench_adapters, ranks_of
 from kvarto.cli.load.adapter_plot import draw
-from kvarto.cli.load.adapters import BASE, MANY, ONE, AdapterSet, StudySettings, print_study, run_study
+from kvarto.cli.load.adapters import BASE, MANY, ONE, UNGROUPED, AdapterSet, StudySettings, print_study, run_study
 from kvarto.cli.load.workload import zipf_models
 from kvarto.core.errors import UsageError
 from tests.cli.fake_server import FakeServer, serving
@@ -51,8 +51,15 @@ async def test_three_loads_take_turns(capsys: pytest.CaptureFixture[str], tmp_pa
     assert study.distinct_bytes == 100 * study.num_distinct
     assert study.loads[MANY].counts[0].grown["kvarto:adapter_loads_total"] == size
     assert study.loads[MANY].counts[1].now["kvarto:adapter_bytes tier=device"] == 7
+    assert (study.loads[MANY].adapters_per_step, study.loads[MANY].adapter_bytes_per_step) == (2.5, 1024)
+    async with serving(FakeServer()) as url:
+        adapters = AdapterSet(names, asked, dict.fromkeys(set(asked), 100))
+        study = study.beside(await run_study(url, SETTINGS, adapters, (UNGROUPED,)))
+    assert list(study.loads) == [BASE, ONE, MANY, UNGROUPED]
     print_study(study)
-    assert "kvarto:adapter_loads_total: 6, 6 (each round)" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "kvarto:adapter_loads_total: 6, 6 (each round)" in said
+    assert "2.50" in said
     draw(study, tmp_path / "study.svg")
     assert (tmp_path / "study.svg").stat().st_size > 1000
 
@@ -65,6 +72,7 @@ async def test_three_loads_take_turns(capsys: pytest.CaptureFixture[str], tmp_pa
         (AdapterFlags(modules="some"), "--modules some"),
         (AdapterFlags(zipf=-1), "--zipf -1"),
         (AdapterFlags(num_adapters=0), "--num-adapters 0"),
+        (AdapterFlags(max_num_seqs=0), "--max-num-seqs 0"),
     ],
 )
 def test_flags_that_cannot_work(flags: AdapterFlags, says: str) -> None:

@@ -32,6 +32,20 @@ def test_requests_of_many_adapters_and_the_base_run_in_one_batch() -> None:
     assert stats["adapter_device_bytes"] == (2 + 3 + 4) * PAGE_BYTES
 
 
+def test_distinct_adapters_of_each_step_are_counted() -> None:
+    steps: list[Step] = []
+    h = AdaptedHarness(Shape(num_pages=64, max_seqs=4), Hooks(before_run=steps.append))
+    for seed in range(3):
+        h.register(f"a{seed}", seed + 1, 2)
+    for index in range(9):
+        h.add(adapter=f"a{index % 3}" if index % 4 else None, max_tokens=3 + index)
+    h.run()
+    distinct = [set(step.adapters.tolist()) - {NO_ADAPTER} for step in steps if step.adapters is not None]
+    traffic = h.engine.adapters.traffic
+    assert (traffic.num_steps, traffic.num_adapters) == (len(distinct), sum(map(len, distinct)))
+    assert max(map(len, distinct)) == 3
+
+
 def test_adapters_that_are_partly_equal_cost_their_difference() -> None:
     h = AdaptedHarness(Shape(num_pages=64))
     h.register("a", 3, 7)

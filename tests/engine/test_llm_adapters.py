@@ -82,6 +82,20 @@ def test_adapters_in_one_batch_say_what_each_says_alone(llm: LLM) -> None:
     assert mixed == [alone["qv"][0], alone[None][1], alone["all"][2], alone["twin"][3]]
 
 
+def test_steps_count_the_bytes_of_their_adapters(llm: LLM) -> None:
+    assert llm._engine.adapters is not None
+    for name in ("qv", "all"):
+        tokens(llm, name)
+    sizes = {info.name: info.size_bytes for info in llm._engine.adapters.infos()}
+    traffic = llm._engine.adapters.traffic
+    for names, num_adapters in ((["qv"], 12), (["qv", "all"], 24), ([None, None], 0)):
+        before = traffic.num_steps, traffic.num_adapters, traffic.num_bytes
+        llm.generate([[5] * 8, [6] * 8][: len(names)], GREEDY, adapter=names)
+        assert traffic.num_adapters - before[1] == num_adapters
+        assert num_adapters / 2 <= traffic.num_steps - before[0] <= num_adapters
+        assert traffic.num_bytes - before[2] == 12 * sum(sizes[name] or 0 for name in names if name)
+
+
 def test_the_ledger_has_what_the_plan_said(llm: LLM, backend: str, model: Path, folder: Path) -> None:
     config = EngineConfig(
         model=str(model), backend=backend, threads=1, adapter_dir=(str(folder),), max_lora_rank=8, **LIMITS

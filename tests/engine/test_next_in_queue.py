@@ -97,8 +97,8 @@ def test_a_flood_of_one_adapter_does_not_starve_the_others() -> None:
     assert min(others) > 1.5 * min(unfair.served[f"a{index}"] for index in range(1, 10))
 
 
-def zipf(is_on: bool, seed: int) -> World:
-    world = World(NextInQueue(is_on=is_on), num_slots=16, seed=seed)
+def zipf(is_on: bool, seed: int, *, prefers_home: bool = True) -> World:
+    world = World(NextInQueue(is_on=is_on, prefers_home=prefers_home), num_slots=16, seed=seed)
     names = [f"a{index}" for index in range(50)]
     weights = [1 / (1 + index) for index in range(50)]
     for _ in range(1500):
@@ -111,9 +111,12 @@ def zipf(is_on: bool, seed: int) -> World:
 @pytest.mark.parametrize("seed", range(3))
 def test_grouping_reads_fewer_adapters_per_step_and_passes_nobody_over_too_often(seed: int) -> None:
     grouped, plain = zipf(True, seed), zipf(False, seed)
-    mean = sum(grouped.num_distinct) / len(grouped.num_distinct)
-    plain_mean = sum(plain.num_distinct) / len(plain.num_distinct)
+    ungrouped = zipf(True, seed, prefers_home=False)
+    mean, plain_mean, ungrouped_mean = (
+        sum(world.num_distinct) / len(world.num_distinct) for world in (grouped, plain, ungrouped)
+    )
     assert mean < 0.95 * plain_mean, f"{mean} distinct adapters per step, {plain_mean} without"
+    assert mean < 0.95 * ungrouped_mean, f"{mean} distinct adapters per step, {ungrouped_mean} with no preference"
     assert grouped.most_passed <= MAX_PASSED
     assert plain.most_passed == 0
 

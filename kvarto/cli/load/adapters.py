@@ -1,10 +1,10 @@
-"""Three loads by turns on one server: requests over many adapters, over one, and of the bare base."""
+"""Loads by turns on one server: requests over many adapters, over one, and of the bare base."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -20,6 +20,11 @@ from kvarto.core.units import format_bytes
 
 INPUT_SPREAD, OUTPUT_SPREAD = 0.9, 1 / 3
 MANY, ONE, BASE = "many adapters", "one adapter", "bare base"
+UNGROUPED = "ungrouped"
+"""Many adapters, on a server of its own that does not prefer those which run already."""
+_STEPS, _IN_STEPS, _STEP_BYTES = (
+    f"kvarto:{name}_total" for name in ("adapter_steps", "adapters_in_steps", "adapter_step_bytes")
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +90,11 @@ class Counts:
     grown: dict[str, float]
     now: dict[str, float]
 
+    def per_step(self, name: str) -> float:
+        """How much a series grew for each step that had an adapter."""
+        num_steps = self.grown.get(_STEPS, 0.0)
+        return self.grown.get(name, 0.0) / num_steps if num_steps else 0.0
+
 
 @dataclass(frozen=True, slots=True)
 class Figures:
@@ -109,6 +119,16 @@ class Figures:
         spreads = [each.inter_token_latency for each in self.reports]
         return statistics.median(spread.percentiles_ms["p99"] for spread in spreads if spread)
 
+    @property
+    def adapters_per_step(self) -> float:
+        """Median of the mean number of distinct adapters, over steps that had any."""
+        return statistics.median(each.per_step(_IN_STEPS) for each in self.counts)
+
+    @property
+    def adapter_bytes_per_step(self) -> float:
+        """The same for their bytes, which such a step reads beside the base's."""
+        return statistics.median(each.per_step(_STEP_BYTES) for each in self.counts)
+
 
 @dataclass(frozen=True, slots=True)
 class AdapterStudy:
@@ -121,19 +141,27 @@ class AdapterStudy:
     loads: dict[str, Figures]
     """By kind, in the order in which they took turns."""
 
+    def beside(self, other: AdapterStudy) -> AdapterStudy:
+        """With the loads of the same settings on another server."""
+        return replace(self, loads=self.loads | other.loads)
+
     @property
     def num_failed(self) -> int:
         """Requests without an answer, of all loads."""
         return sum(each.num_failed for figures in self.loads.values() for each in figures.reports)
 
 
-async def run_study(url: str, settings: StudySettings, adapters: AdapterSet) -> AdapterStudy:
-    """The three loads by turns. The bare base is first in each round, and prompts differ from round to round."""
-    kinds: dict[str, tuple[str, ...] | None] = {
+async def run_study(
+    url: str, settings: StudySettings, adapters: AdapterSet, names: Sequence[str] = (BASE, ONE, MANY)
+) -> AdapterStudy:
+    """Loads of these names by turns, in this order in each round. Prompts differ from round to round."""
+    all_kinds: dict[str, tuple[str, ...] | None] = {
         BASE: None,
         ONE: (adapters.asked[0],) * settings.num_prompts,
         MANY: adapters.asked,
+        UNGROUPED: adapters.asked,
     }
+    kinds = {name: all_kinds[name] for name in names}
     rounds: dict[str, list[tuple[LoadReport, Counts]]] = {kind: [] for kind in kinds}
     async with OpenAIClient(url) as client:
         base = (await client.models())[0]
@@ -192,8 +220,8 @@ def print_study(study: AdapterStudy) -> None:
     from rich.table import Table
 
     console = Console()
-    table = Table("", "output tokens/s", "of one", "mean TTFT, ms", "of one", "p99 between tokens, ms",
-                  box=box.SIMPLE_HEAD)  # fmt: skip
+    table = Table("", "tokens/s", "of one", "TTFT, ms", "of one", "p99, ms", "adapters", "bytes", box=box.SIMPLE_HEAD)
+    table.columns[0].no_wrap = True
     one = study.loads[ONE]
     for kind, figures in study.loads.items():
         table.add_row(
@@ -203,8 +231,14 @@ def print_study(study: AdapterStudy) -> None:
             f"{figures.mean_ttft_ms:,.0f}",
             f"{figures.mean_ttft_ms / one.mean_ttft_ms:.2f}×",
             f"{figures.p99_interval_ms:,.1f}",
+            f"{figures.adapters_per_step:,.2f}" if figures.adapters_per_step else "",
+            format_bytes(round(figures.adapter_bytes_per_step)) if figures.adapter_bytes_per_step else "",
         )
     console.print(table)
+    console.print(
+        "output tokens; mean time to the first; p99 between two; distinct adapters per step that has any, their bytes",
+        soft_wrap=True,
+    )
     console.print(
         f"{study.num_distinct} of {study.settings.num_adapters:,} adapters were asked for: "
         f"{format_bytes(study.distinct_bytes)}; medians of {study.settings.rounds}",
