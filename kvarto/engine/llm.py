@@ -18,10 +18,11 @@ import msgspec
 from kvarto.core.dtype import DType
 from kvarto.core.errors import InvalidRequest
 from kvarto.core.sampling import SamplingParams
-from kvarto.engine.assemble import Engine, build
+from kvarto.engine.assemble import build
 from kvarto.engine.carried_errors import error_of
 from kvarto.engine.channel import LocalChannel
 from kvarto.engine.config import EngineConfig
+from kvarto.engine.engine import Engine
 from kvarto.engine.messages import AddRequest, Cancel, StepOut, TokenLogprobs
 from kvarto.engine.outputs import ChoiceOutput, RequestOutputs
 from kvarto.engine.settings import check_settings

@@ -15,9 +15,10 @@ import socket
 import sys
 
 from kvarto.core.errors import EngineError, KvartoError
-from kvarto.engine.assemble import Engine, build
+from kvarto.engine.assemble import build
 from kvarto.engine.channel import EXIT_MALFORMED, SocketChannel
 from kvarto.engine.config import EngineConfig
+from kvarto.engine.engine import Engine
 from kvarto.engine.malloc import keep_heap_small
 from kvarto.engine.messages import LoadFailed, Phase, Progress
 

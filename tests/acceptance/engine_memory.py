@@ -19,9 +19,10 @@ import msgspec
 
 from kvarto.core.errors import KvartoError
 from kvarto.core.sampling import SamplingParams
-from kvarto.engine.assemble import Engine, build
+from kvarto.engine.assemble import build
 from kvarto.engine.channel import LocalChannel
 from kvarto.engine.config import EngineConfig
+from kvarto.engine.engine import Engine
 from kvarto.engine.malloc import keep_heap_small
 from kvarto.engine.messages import AddRequest, StepOut
 
