@@ -48,7 +48,7 @@ class Faults:
     """Probabilities, of an allocation, a copy of KV, a call, a step."""
 
     allocation: float = 0.02
-    copy_fails: float = 0.02
+    copy_fails: float = 0.06
     call_fails: float = 0.03
     call_is_slow: float = 0.03
     source_fails: float = 0.02
