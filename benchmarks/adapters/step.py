@@ -1,0 +1,122 @@
+"""What do adapters add to a step that decodes? Milliseconds and GB/s, beside what the machine reads.
+
+    python -m benchmarks.adapters.step [--ranks 8,16,32,64] [--rows 32] [--modules all]
+
+One native engine in this process decodes as many sequences of the demo model, each with an adapter of its own, whose
+ranks take turns; bare steps and steps with adapters take turns too. An adapter's bytes are read once in a step, so the
+limit is what a plain loop reads with the same threads. Lower quartiles; each op's time includes the barrier behind it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+
+from benchmarks.ops.step import SETTLE_S, TimedBackend
+from benchmarks.peers.limits import bandwidths
+from kvarto.adapters.random_adapter import ALL_LINEAR, QV, RandomAdapter
+from kvarto.cli.load.adapters import base_targets
+from kvarto.core.sampling import SamplingParams
+from kvarto.engine.assemble import build
+from kvarto.engine.channel import LocalChannel
+from kvarto.engine.config import EngineConfig
+from kvarto.engine.messages import AddRequest
+from kvarto.models.demo import pull_demo
+from kvarto.ops.native.backend import NativeBackend
+
+PROMPT_TOKENS, ROUNDS, STEPS = 20, 4, 24
+BARE, MANY = "bare", "with adapters"
+
+Times = list[Counter[str]]
+
+
+def parser() -> argparse.ArgumentParser:
+    flags = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    flags.add_argument("--ranks", default="8,16,32,64")
+    flags.add_argument("--rows", type=int, default=32)
+    flags.add_argument("--modules", choices=("qv", "all"), default="all")
+    flags.add_argument("--threads", type=int, default=2)
+    return flags
+
+
+def make_adapters(flags: argparse.Namespace, folder: Path) -> int:
+    """One per row; bytes of all."""
+    base, ranks = base_targets(str(pull_demo())), [int(rank) for rank in flags.ranks.split(",")]
+    ends, total = (ALL_LINEAR if flags.modules == "all" else QV), 0
+    for row in range(flags.rows):
+        adapter = RandomAdapter(ends, ranks[row % len(ranks)], seed=row)
+        adapter.write(folder / str(row), base)
+        total += sum(2 * rows * columns for _, (rows, columns) in adapter.tensors(base))
+    return total
+
+
+def run(flags: argparse.Namespace, folder: Path) -> dict[str, Times]:
+    """Steps of as many rows as asked for, by kind."""
+    channel = LocalChannel()
+    config = EngineConfig(
+        model=str(pull_demo()), max_model_len=2048, threads=flags.threads, adapter_dir=(str(folder),),
+        max_lora_rank=max(int(rank) for rank in flags.ranks.split(",")), device_memory=6 << 30,
+    )  # fmt: skip
+    engine = build(config, channel)
+    assert isinstance(engine.backend, NativeBackend)
+    timed = TimedBackend(engine.backend)
+    engine.loop._parts = dataclasses.replace(engine.loop._parts, backend=timed)  # type: ignore[arg-type]
+    print(engine.fingerprint)
+    time.sleep(SETTLE_S)
+    times: dict[str, Times] = {BARE: [], MANY: []}
+    for turn in range(ROUNDS + 1):
+        for kind, found in times.items():
+            timed.steps.clear()
+            channel.inbox.extend(_requests(flags.rows, turn, has_adapters=kind == MANY))
+            engine.loop.step()
+            while engine.loop.has_work:
+                engine.loop.step()
+                channel.outbox.clear()
+            if turn:  # in the first round adapters come from the disk
+                found.extend(ops for num_tokens, ops in timed.steps if num_tokens == flags.rows)
+    return times
+
+
+def _requests(num_rows: int, turn: int, *, has_adapters: bool) -> Iterable[AddRequest]:
+    for row in range(num_rows):
+        yield AddRequest(
+            request_id=f"{turn}-{row}-{has_adapters}",
+            prompt_token_ids=tuple((37 * j + 101 * row + 977 * turn) % 40_000 + 10 for j in range(PROMPT_TOKENS)),
+            adapter=str(row) if has_adapters else None,
+            sampling=SamplingParams(temperature=0, max_tokens=STEPS, ignore_eos=True, seed=1),
+        )
+
+
+def _quartile(values: Iterable[float]) -> float:
+    ordered = sorted(values)
+    return ordered[len(ordered) // 4]
+
+
+def main() -> None:
+    flags = parser().parse_args()
+    with tempfile.TemporaryDirectory(prefix="kvarto-adapters-") as name:
+        num_bytes = make_adapters(flags, Path(name))
+        before = {limit.what: limit.rate for limit in bandwidths()}
+        times = run(flags, Path(name))
+        after = {limit.what: limit.rate for limit in bandwidths()}
+    read = max(max(rates[f"read 1 GB, {flags.threads} threads"] for rates in (before, after)), 1e-9)
+    whole = {kind: _quartile(sum(ops.values()) for ops in each) * 1e3 for kind, each in times.items()}
+    for op in times[MANY][0]:
+        bare, many = (_quartile(ops[op] for ops in times[kind]) * 1e3 for kind in (BARE, MANY))
+        print(f"    {op:24} {bare:8.3f} {many:8.3f} ms")
+    added = whole[MANY] - whole[BARE]
+    least = num_bytes / read / 1e6
+    print(f"steps of {flags.rows} rows: bare {whole[BARE]:.2f} ms, with adapters {whole[MANY]:.2f} ms")
+    print(f"{num_bytes / 1e6:.0f} MB of adapters in {added:.2f} ms, {num_bytes / added / 1e6:.1f} GB/s")
+    print(f"a plain loop reads {read:.1f} GB/s, in which they take {least:.2f} ms: {added / least:.2f} times that")
+    print(json.dumps({"added_ms": added, "least_ms": least, "bytes": num_bytes, "read_gb_per_s": read, **whole}))
+
+
+if __name__ == "__main__":
+    main()
