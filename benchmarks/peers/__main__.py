@@ -9,10 +9,10 @@
 
 A server is written `ENGINE[:FORMAT] [VARIABLE=VALUE...] [FLAG...]`, in quotes when it has more than one word, so two
 configurations of one engine meet as easily as two engines. The first one named is the baseline, and each of the others
-is measured in turn with it. `{adapters}` in a flag is the folder with LoRA adapters, for `--columns lora`:
+is measured in turn with it. With `--columns lora` every server gets its engine's flags for adapters, and is asked for
+the bare base too (`c32`). `{adapters}` in a flag is their folder, and says that all such flags are there:
 
-    "kvarto:q4_1 --adapter-dir {adapters}"
-    "vllm:bf16 --enable-lora --max-loras 8 --max-lora-rank 16 --lora-modules adapter-0={adapters}/adapter-0 …"
+    "vllm:bf16 --enable-lora --max-loras 4 --max-lora-rank 16 --lora-modules adapter-0={adapters}/adapter-0 …"
 
     prompts → workload → client → server (a process; a shim where an engine has no OpenAI server) → figures → table
 """
@@ -28,20 +28,20 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.peers.compare import Comparison, Meeting
+from benchmarks.peers.engines.openvino import OpenVino
 from benchmarks.peers.folders import Folders
+from benchmarks.peers.gguf_adapter import convert_adapter
 from benchmarks.peers.plots import draw
 from benchmarks.peers.prompts import PromptMaker, corpus_text, digest
 from benchmarks.peers.servers import ENGINES, ServerName
 from benchmarks.peers.sweep import CONCURRENCIES, CONTEXT_TOKENS, concurrency_columns, context_columns
 from benchmarks.peers.table import commands, table
 from benchmarks.peers.weights import fetch_demo, make_folders, make_gguf_files
-from benchmarks.peers.workload import ADAPTER_COLUMNS, ADAPTERS, COLUMNS, Column
+from benchmarks.peers.workload import ADAPTER_COLUMNS, ADAPTER_RANK, ADAPTERS, BARE_COLUMN, COLUMNS, Column
 from kvarto.adapters.random_adapter import ALL_LINEAR, RandomAdapter
 from kvarto.cli.load.adapters import base_targets
 from kvarto.core.errors import KvartoError, UsageError
 from kvarto.models.tokenizer import tokenizer_from_folder
-
-ADAPTER_RANK = 16
 
 
 def parser() -> argparse.ArgumentParser:
@@ -105,11 +105,12 @@ def sweep(folders: Folders, flags: argparse.Namespace) -> None:
 
 def compare(folders: Folders, flags: argparse.Namespace, columns: tuple[Column, ...]) -> None:
     """The baseline with each of the others; alone when it is the only one."""
-    names = [ServerName.parse(text.replace("{adapters}", str(folders.adapters))) for text in flags.servers]
+    names = [ServerName.parse(text) for text in flags.servers]
+    adapters = ADAPTERS if any(column.needs_adapters for column in columns) else ()
     comparison = Comparison(folders, prompt_maker(folders, flags.seed), columns, flags.repeat, say)
     baseline, *others = names
     pairs = [[baseline, other] for other in others] or [[baseline]]
-    meetings = [comparison.meet([name.launch(folders) for name in pair]) for pair in pairs]
+    meetings = [comparison.meet([name.launch(folders, adapters) for name in pair]) for pair in pairs]
     print(table(meetings, columns))
     print(commands(meetings))
     report(meetings, comparison, flags.json)
@@ -130,12 +131,17 @@ def report(meetings: Sequence[Meeting], comparison: Comparison, path: Path | Non
 
 
 def adapters(folders: Folders, flags: argparse.Namespace) -> None:
-    """Written anew."""
-    shutil.rmtree(folders.adapters, ignore_errors=True)
+    """Written anew, as PEFT has them and as llama.cpp does; what OpenVINO needs for them, when it is installed."""
     base = base_targets(str(folders.gguf))
+    for folder in (folders.adapters, folders.gguf_adapters):
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
     for index, name in enumerate(ADAPTERS):
         RandomAdapter(ALL_LINEAR, ADAPTER_RANK, seed=index).write(folders.adapters / name, base)
-    print(folders.adapters)
+        convert_adapter(folders.adapters / name, folders.gguf_adapters / f"{name}.gguf", base)
+    if folders.environment("openvino").exists():
+        OpenVino().write_named(folders)
+    print(f"{folders.adapters}\n{folders.gguf_adapters}")
 
 
 def limits(folders: Folders, flags: argparse.Namespace) -> None:
@@ -166,11 +172,13 @@ def counts(text: str) -> tuple[int, ...]:
 
 
 def chosen_columns(text: str) -> tuple[Column, ...]:
-    """By name, in the order of the table. Raises UsageError for another name."""
+    """By name, in the order of the table, and the bare base beside adapters. Raises UsageError for another name."""
     names = text.split(",")
     known = {column.name: column for column in (*COLUMNS, *ADAPTER_COLUMNS)}
     if unknown := [name for name in names if name not in known]:
         raise UsageError(f"`--columns {text}`: no column `{unknown[0]}`; there are {', '.join(known)}")
+    if any(known[name].needs_adapters for name in names):
+        names.append(BARE_COLUMN)
     return tuple(column for name, column in known.items() if name in names)
 
 

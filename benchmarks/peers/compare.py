@@ -7,20 +7,22 @@ import secrets
 import statistics
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from benchmarks.peers.client import send_all
 from benchmarks.peers.figures import Answer
 from benchmarks.peers.folders import Folders
+from benchmarks.peers.launch import Launch
 from benchmarks.peers.process_tree import CoreUse
 from benchmarks.peers.prompts import PromptMaker
-from benchmarks.peers.server_process import Launch, Server, running
+from benchmarks.peers.server_process import Server, running
 from benchmarks.peers.workload import Column
 
 WARM_UP_TOKENS = (512, 200, 64)
-"""Prompts sent before anything is timed, all at once: kernels are compiled and buffers touched."""
+"""Prompts sent before anything is timed, all at once: kernels are compiled and buffers touched.
+The last one is asked of each adapter too, which brings it into memory."""
 IDLE_CORES = 0.02
 """A server that uses more of them while nobody asks is stopped while another one is measured."""
 
@@ -106,12 +108,13 @@ class Comparison:
 
     def _send(self, server: Server, column: Column, salt: str) -> list[Answer]:
         prompts = column.prompts(self.maker, salt)
-        return asyncio.run(send_all(server.launch.url, server.launch.model, prompts, column.concurrency))
+        return asyncio.run(send_all(server.launch, prompts, column.concurrency))
 
     def _warm_up(self, server: Server) -> None:
         salt = secrets.token_hex(8)
         prompts = [self.maker.one(f"{salt}/{length}", length, 8) for length in WARM_UP_TOKENS]
-        asyncio.run(send_all(server.launch.url, server.launch.model, prompts, len(prompts)))
+        prompts += [replace(prompts[-1], adapter=name) for name in server.launch.adapters]
+        asyncio.run(send_all(server.launch, prompts, len(prompts)))
 
     def _log_path(self, launch: Launch) -> Path:
         return self.folders.root / "logs" / f"{launch.port}.log"

@@ -39,6 +39,11 @@ class Folders:
         """Random adapters of the demo model, of rank 16 on all linears."""
         return self.root / "adapters"
 
+    @property
+    def gguf_adapters(self) -> Path:
+        """The same as GGUF files: `NAME.gguf`."""
+        return self.root / "gguf-adapters"
+
     def environment(self, name: str) -> Path:
         """The virtual environment of a peer."""
         return self.root / name
@@ -58,6 +63,10 @@ class Folders:
         """The demo model as a Hugging Face folder, `f32` or `bf16`."""
         return self.models / f"{MODEL_NAME}.{weights}"
 
+    def openvino_named_path(self, weights: str) -> Path:
+        """OpenVINO's model of the GGUF file in that format, with named linears."""
+        return self.models / f"{MODEL_NAME}.{weights}.openvino"
+
     def weights(self, weights: str) -> Path:
         """The GGUF file, which must exist. Raises UsageError."""
         return _existing(self.weights_path(weights))
@@ -66,10 +75,22 @@ class Folders:
         """The Hugging Face folder, which must exist. Raises UsageError."""
         return _existing(self.folder_path(weights))
 
+    def openvino_named(self, weights: str) -> Path:
+        """The folder, which must exist. Raises UsageError."""
+        return _existing(self.openvino_named_path(weights), "adapters")
 
-def _existing(path: Path) -> Path:
+    def adapter(self, name: str) -> Path:
+        """The folder of an adapter, which must exist. Raises UsageError."""
+        return _existing(self.adapters / name, "adapters")
+
+    def gguf_adapter(self, name: str) -> Path:
+        """The same as a file, which must exist. Raises UsageError."""
+        return _existing(self.gguf_adapters / f"{name}.gguf", "adapters")
+
+
+def _existing(path: Path, command: str = "install") -> Path:
     if not path.exists():
-        raise UsageError(f"`{path}` does not exist; make it with `python -m benchmarks.peers install`")
+        raise UsageError(f"`{path}` does not exist; make it with `python -m benchmarks.peers {command}`")
     return path
 
 

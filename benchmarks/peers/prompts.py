@@ -27,8 +27,8 @@ class Prompt:
 
     ids: tuple[int, ...]
     num_output_tokens: int
-    model: str | None = None
-    """Whom it asks: an adapter; None: the base."""
+    adapter: str | None = None
+    """Whom it asks; None: the base."""
 
 
 def spread(low: int, high: int, num: int) -> list[int]:
@@ -64,15 +64,13 @@ class PromptMaker:
     def adapted(self, salt: str, names: Sequence[str]) -> list[Prompt]:
         """As `mixed`, each asking the next adapter."""
         prompts = self.mixed(salt)
-        return [replace(prompt, model=names[index % len(names)]) for index, prompt in enumerate(prompts)]
+        return [replace(prompt, adapter=names[index % len(names)]) for index, prompt in enumerate(prompts)]
 
     def sharing(self, salt: str, num: int = 32, prefix_tokens: int = 512, suffix_tokens: int = 16,
                 output_tokens: int = 64) -> list[Prompt]:  # fmt: skip
         """Prompts with one prefix, which no earlier one had, and endings of their own."""
         prefix = self._ids(salt, prefix_tokens)
-        return [
-            Prompt(prefix + self._ids(f"{salt}/{index}", suffix_tokens), output_tokens) for index in range(num)
-        ]
+        return [Prompt(prefix + self._ids(f"{salt}/{index}", suffix_tokens), output_tokens) for index in range(num)]
 
     def one(self, salt: str, prompt_tokens: int, output_tokens: int) -> Prompt:
         """One prompt of exactly that length."""

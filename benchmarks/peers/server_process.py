@@ -7,16 +7,16 @@ import contextlib
 import ctypes
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.peers.client import is_answering
+from benchmarks.peers.launch import Launch
 from benchmarks.peers.process_tree import cpu_s, peak_rss_bytes
 from kvarto.core.errors import EngineError
 
@@ -25,25 +25,6 @@ STOP_TIMEOUT_S = 15.0
 POLL_S = 0.05
 IDLE_WINDOW_S = 2.0
 _PR_SET_PDEATHSIG = 1
-
-
-@dataclass(frozen=True, slots=True)
-class Launch:
-    """How one server is started, and what it is called in the table."""
-
-    label: str
-    command: tuple[str, ...]
-    environment: Mapping[str, str]
-    """Added to ours."""
-    model: str
-    """Its name in requests."""
-    port: int
-    version: str
-
-    @property
-    def url(self) -> str:
-        """Where it listens."""
-        return f"http://127.0.0.1:{self.port}"
 
 
 @dataclass(slots=True)
@@ -76,14 +57,6 @@ class Server:
             os.killpg(self.process.pid, signal.SIGCONT)
 
 
-def free_port() -> int:
-    """A TCP port that nobody listens on now."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
-
-
 @contextmanager
 def running(launch: Launch, log_path: Path) -> Iterator[Server]:
     """Start the server and wait for its first token. What it prints goes to `log_path`.
@@ -104,7 +77,7 @@ def running(launch: Launch, log_path: Path) -> Iterator[Server]:
 
 def _wait(launch: Launch, process: subprocess.Popen[bytes], log_path: Path) -> None:
     deadline_s = time.perf_counter() + START_TIMEOUT_S
-    while not asyncio.run(is_answering(launch.url, launch.model)):
+    while not asyncio.run(is_answering(launch)):
         if process.poll() is not None or time.perf_counter() > deadline_s:
             end = log_path.read_text(errors="replace")[-2_000:]
             raise EngineError(f"{launch.label} did not start (exit code {process.poll()}); `{log_path}` ends:\n{end}")
@@ -134,4 +107,3 @@ def _group_lives(group: int) -> bool:
     except ProcessLookupError:
         return False
     return True
-

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
 
-from benchmarks.peers.engines.base import Engine
+from benchmarks.peers.engines.base import AdapterUse, Engine
 from benchmarks.peers.engines.hf import Transformers
 from benchmarks.peers.engines.kvarto import Kvarto
 from benchmarks.peers.engines.llama_cpp import LlamaCpp
 from benchmarks.peers.engines.openvino import OpenVino
 from benchmarks.peers.engines.vllm import Vllm
 from benchmarks.peers.folders import Folders
-from benchmarks.peers.server_process import Launch, free_port
+from benchmarks.peers.launch import Launch, free_port
 from kvarto.core.errors import UsageError
 
 _ALL: tuple[Engine, ...] = (Kvarto(), LlamaCpp(), OpenVino(), Vllm(), Transformers())
 ENGINES = {engine.name: engine for engine in _ALL}
+ADAPTERS_FOLDER = "{adapters}"
+"""In a flag: the folder with the adapters, for who says all flags about them himself."""
 _VARIABLE = re.compile(r"[A-Z][A-Z0-9_]*=.*")
 
 
@@ -46,8 +48,13 @@ class ServerName:
         environment = dict(variable.split("=", 1) for variable in variables)
         return cls(engine, weights or engine.formats[0], tuple(words[len(variables) :]), environment)
 
-    def launch(self, folders: Folders) -> Launch:
-        """On a free port."""
-        launch = self.engine.launch(folders, self.weights, free_port(), self.flags)
-        label = " ".join((launch.label, *(f"{name}={value}" for name, value in self.environment.items())))
-        return replace(launch, label=label, environment={**launch.environment, **self.environment})
+    def launch(self, folders: Folders, adapters: Sequence[str] = ()) -> Launch:
+        """On a free port. With adapters the engine's own flags for them come first, unless `{adapters}` is in ours."""
+        flags = tuple(flag.replace(ADAPTERS_FOLDER, str(folders.adapters)) for flag in self.flags)
+        use = self.engine.adapter_use(folders, self.weights, adapters) if adapters else AdapterUse((), {})
+        added = use.flags if flags == self.flags else ()
+        launch = self.engine.launch(folders, self.weights, free_port(), (*added, *flags))
+        variables = (f"{name}={value}" for name, value in self.environment.items())
+        words = (launch.label, *(["+adapters"] if added else ()), *flags, *variables)
+        environment = {**launch.environment, **self.environment}
+        return replace(launch, label=" ".join(words), environment=environment, adapters=use.fields)

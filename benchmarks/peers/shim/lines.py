@@ -17,6 +17,8 @@ class Request:
     id: int
     prompt: list[int]
     max_tokens: int
+    adapter: str | None = None
+    """By its name; None asks for the base."""
 
 
 @dataclass(frozen=True)
