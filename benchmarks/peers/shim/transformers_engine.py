@@ -1,12 +1,16 @@
-"""`transformers` behind the shim: `python -m benchmarks.peers.shim.transformers_engine FOLDER`.
+"""`transformers` behind the shim: `python -m benchmarks.peers.shim.transformers_engine FOLDER [--adapter FOLDER]...`.
 
 What waits becomes one batch, padded on the left, that runs until its longest answer is whole; the loop is greedy and
-keeps K and V between steps. That is faster than `generate`, which asks more of Python at every token.
+keeps K and V between steps. That is faster than `generate`, which asks more of Python at every token. Adapters are
+PEFT's, all in one model, and rows of a batch ask different ones.
 """
 
 from __future__ import annotations
 
-import sys
+import argparse
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,6 +19,8 @@ import transformers
 from benchmarks.peers.shim.lines import Answer, Lines, Request
 
 MAX_BATCH = 32
+BASE = "__base__"
+"""What PEFT calls a row without an adapter."""
 
 
 class Batch:
@@ -55,19 +61,65 @@ class Batch:
         return self._num_done >= max(request.max_tokens for request in self._requests)
 
 
+class BareModel:
+    """No adapters."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+
+    def asked(self, requests: Sequence[Request]) -> AbstractContextManager[None]:
+        """Nothing differs."""
+        return nullcontext()
+
+
+class AdaptedModel:
+    """One model that holds all adapters; `model` computes with those of the rows that are `asked`."""
+
+    def __init__(self, base: Any, folders: Sequence[Path]) -> None:
+        from peft import PeftModel
+
+        # PEFT would widen 16-bit adapters to float32, and every row of theirs with them.
+        reading = {"autocast_adapter_dtype": False}
+        first, *others = folders
+        self._peft: Any = PeftModel.from_pretrained(base, first, adapter_name=first.name, **reading)
+        for folder in others:
+            self._peft.load_adapter(folder, adapter_name=folder.name, **reading)
+        self._peft.eval()
+        self.model = self._peft.get_base_model()
+
+    def asked(self, requests: Sequence[Request]) -> AbstractContextManager[None]:
+        """While it is open, each row goes through its request's adapter: what `generate(adapter_names=…)` opens."""
+        names = [request.adapter or BASE for request in requests]
+        if set(names) == {BASE}:
+            disabled: AbstractContextManager[None] = self._peft.disable_adapter()
+            return disabled
+        hooked: AbstractContextManager[None] = self._peft._enable_peft_forward_hooks(adapter_names=names)
+        return hooked
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("model", help="Hugging Face folder")
+    parser.add_argument("--adapter", action="append", default=[], type=Path, help="PEFT folder, asked for by its name")
+    return parser.parse_args()
+
+
 @torch.inference_mode()
 def main() -> None:
     """Batch after batch."""
-    lines = Lines()
+    flags, lines = arguments(), Lines()
     reading = {"dtype": "auto", "attn_implementation": "sdpa"}
-    model: Any = transformers.AutoModelForCausalLM.from_pretrained(sys.argv[1], **reading)
-    model.eval()
+    base: Any = transformers.AutoModelForCausalLM.from_pretrained(flags.model, **reading)
+    base.eval()
+    served = AdaptedModel(base, flags.adapter) if flags.adapter else BareModel(base)
     waiting: list[Request] = []
     while True:
         waiting += lines.take(is_blocking=not waiting)
-        batch, waiting = Batch(model, waiting[:MAX_BATCH]), waiting[MAX_BATCH:]
-        while not batch.is_whole:
-            lines.give(batch.step())
+        requests, waiting = waiting[:MAX_BATCH], waiting[MAX_BATCH:]
+        batch = Batch(served.model, requests)
+        with served.asked(requests):
+            while not batch.is_whole:
+                lines.give(batch.step())
 
 
 if __name__ == "__main__":
