@@ -22,8 +22,8 @@ void check(const FileTensor& tensor, int64_t file_bytes, int64_t target_bytes) {
     require(tensor.num_rows > 0 && tensor.num_columns > 0, "a tensor without values");
     require(tensor.num_rows <= kMostElements / tensor.num_columns, "a tensor of too many values");
     require(tensor.type != FileType::kQ8_0 || tensor.num_columns % 32 == 0, "a row that is no whole number of blocks");
-    require(tensor.num_heads >= 0 && (tensor.num_heads == 0 || tensor.num_rows % (2 * tensor.num_heads) == 0),
-            "rows that are no whole number of heads");
+    require(tensor.num_heads >= 0 && tensor.num_heads <= tensor.num_rows, "more heads than rows");
+    require(tensor.num_heads == 0 || tensor.num_rows % (2 * tensor.num_heads) == 0, "rows that make no whole heads");
     require(!tensor.is_rearranged() || tensor.row_bytes() <= kBlockBytes, "a row too long to be rearranged");
     require(tensor.offset >= 0 && tensor.offset <= file_bytes - tensor.file_bytes(), "a tensor outside of the file");
     require(tensor.start >= 0 && tensor.start <= target_bytes - tensor.size_bytes(), "a tensor outside of its target");
