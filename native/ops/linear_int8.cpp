@@ -12,23 +12,29 @@ namespace {
 constexpr int32_t kFewRows = 16;        // below it vectors are as fast as tiles
 constexpr int32_t kItemsPerWorker = 8;  // enough for workers to end together
 
-// A staged tile is, for each group of 32 columns, 16 × 32 codes, 16 scales and 16 sums.
-constexpr int64_t kTileGroupBytes = 16 * (kGroup + 8);
-
-void stage_row(const QuantisedRow& row, int32_t num_groups, int32_t i, std::byte* tile) {
-    for (int32_t group = 0; group < num_groups; ++group, tile += kTileGroupBytes) {
-        std::memcpy(tile + kGroup * i, row.codes + kGroup * group, kGroup);
-        auto* scales = reinterpret_cast<float*>(tile + 16 * kGroup);
-        scales[i] = row.scales[group];
-        scales[16 + i] = row.sums[group];
+void stage_row(const QuantisedRow& row, int32_t num_groups, int32_t i, StagedGroup* tile) {
+    for (int32_t group = 0; group < num_groups; ++group) {
+        std::memcpy(tile[group].codes[i], row.codes + kGroup * group, kGroup);
+        tile[group].scales[i] = row.scales[group];
+        tile[group].sums[i] = row.sums[group];
+        tile[group].is_fine |= row.is_fine[group] != 0;
     }
 }
 
-void clear_row(int32_t num_groups, int32_t i, std::byte* tile) {
-    for (int32_t group = 0; group < num_groups; ++group, tile += kTileGroupBytes) {
-        std::memset(tile + kGroup * i, 0, kGroup);
-        auto* scales = reinterpret_cast<float*>(tile + 16 * kGroup);
-        scales[i] = scales[16 + i] = 0.0F;
+void clear_row(int32_t num_groups, int32_t i, StagedGroup* tile) {
+    for (int32_t group = 0; group < num_groups; ++group) {
+        std::memset(tile[group].codes[i], 0, kGroup);
+        tile[group].scales[i] = tile[group].sums[i] = 0.0F;
+    }
+}
+
+// Once all rows are known.
+void stage_fine_codes(const Int8Rows& rows, int32_t first_row, int32_t group, StagedGroup& out) {
+    std::memset(out.fine_codes, 0, sizeof out.fine_codes);
+    for (int32_t i = 0; i < 16; ++i) out.scales[i] *= 1.0F / kFineSteps;
+    for (int32_t i = 0; i < std::min(16, rows.num_rows - first_row); ++i) {
+        const QuantisedRow row = rows.row(first_row + i);
+        if (row.is_fine[group]) std::memcpy(out.fine_codes[i], row.fine_codes + kGroup * group, kGroup);
     }
 }
 
@@ -70,7 +76,8 @@ bool uses_tiles(int32_t num_rows) { return kHasTiles && num_rows >= kFewRows; }
 
 void stage_rows(const Int8Rows& rows, int32_t tile) {
     const int32_t num_groups = rows.x.width / kGroup;
-    std::byte* out = rows.staged + tile * num_groups * kTileGroupBytes;
+    StagedGroup* out = reinterpret_cast<StagedGroup*>(rows.staged) + tile * num_groups;
+    for (int32_t group = 0; group < num_groups; ++group) out[group].is_fine = false;
     for (int32_t i = 0; i < 16; ++i) {
         const int32_t row = 16 * tile + i;
         if (row < rows.num_rows)
@@ -78,6 +85,8 @@ void stage_rows(const Int8Rows& rows, int32_t tile) {
         else
             clear_row(num_groups, i, out);
     }
+    for (int32_t group = 0; group < num_groups; ++group)
+        if (out[group].is_fine) stage_fine_codes(rows, 16 * tile, group, out[group]);
 }
 
 void multiply_panels(const Part& part, const Int8Rows& rows, int32_t first, int32_t last) {

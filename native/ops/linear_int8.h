@@ -4,6 +4,9 @@
 //   sum  = scale(weight) * scale(row) * (exact integer sum of codes) + sum       one fused step; the scales' product
 //   sum  = minimum(weight) * (row's sum) + sum                                    is rounded first
 //
+// Where the row's group has fine codes, the integer is 128 times the sum of codes and the sum of fine ones, rounded to
+// a float, and scale(row) is a 128th. For fine codes of 0 that gives the same bits, so that it does not matter whether
+// they are left out.
 // (Q6_K has two such groups of 16.) The bias is added last.
 #pragma once
 
@@ -13,9 +16,19 @@
 
 namespace kvarto {
 
+// A group of sixteen rows as tiles multiply it. Where no row has fine codes there, they are not filled; where one has,
+// those of others are 0, and the scales are 128ths.
+struct alignas(64) StagedGroup {
+    int8_t codes[16][kGroup];
+    int8_t fine_codes[16][kGroup];
+    float scales[16];
+    float sums[16];
+    bool is_fine;
+};
+
 // Bytes that `stage_rows` fills for up to `num_rows` rows: a copy of the rows in tiles of sixteen.
 inline constexpr int64_t staged_bytes(int64_t num_rows, int32_t width) {
-    return align_up(num_rows, 16) * (width + width / 4);
+    return align_up(num_rows, 16) / 16 * (width / kGroup) * int64_t{sizeof(StagedGroup)};
 }
 
 // LinearOp's scratch for int8 products: staged rows, and quantised ones where x is float32.

@@ -1,8 +1,9 @@
 // A few rows at a time, each group of weights unpacked once for all of them.
 //
 // Cost per group of 32 columns and 16 rows of weights, in vector operations of 16 lanes: to unpack, 12 (4 bits); per
-// activation row, 8 for the products and 3 or 4 for the scales. With one row that is 12 cycles for 288-320 bytes, so
-// memory is the bound; from about four rows on it is these operations.
+// activation row, 8 for the products and 3 or 4 for the scales, and 9 more where the row's group has fine codes. With
+// one row that is 12 to 17 cycles for 288-320 bytes, so memory is the bound; from about four rows on it is these
+// operations.
 #include "ops/linear_int8_dot.h"
 #include "ops/linear_int8_panels.h"
 
@@ -38,12 +39,20 @@ template <Format format, int num_rows> struct RowSums {
     }
 
     template <int first, int count> void add_part(const GroupCodes<format>& codes, F32x16 scale, int32_t column) {
-        for (int i = 0; i < num_rows; ++i) {
+        const F32x16 fine_scale = scale * F32x16::set1(1.0F / kFineSteps);
+        unrolled<num_rows>([&]<int i>() KVARTO_INLINE {
             const QuantisedRow& row = rows[i];
             const I32x16 products =
                 codes.template sums<first, count>(row.codes + kGroup * column, row.code_sums + 2 * column);
-            sums[i] = fma(to_f32(products), scale * F32x16::set1(row.scales[column]), sums[i]);
-        }
+            if (row.is_fine[column]) [[unlikely]] {  // the same groups for each panel, so that processors foresee it
+                const I32x16 fine_products =
+                    codes.template sums<first, count>(row.fine_codes + kGroup * column, row.fine_sums + 2 * column);
+                const F32x16 both = fine_scale * F32x16::set1(row.scales[column]);
+                sums[i] = fma(to_f32(shift_left<7>(products) + fine_products), both, sums[i]);
+            } else {
+                sums[i] = fma(to_f32(products), scale * F32x16::set1(row.scales[column]), sums[i]);
+            }
+        });
     }
 };
 

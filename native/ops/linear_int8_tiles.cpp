@@ -20,13 +20,7 @@ namespace {
 
 constexpr int32_t kChunk = 24;  // groups unpacked together, a multiple of a K-quant's 8: 15 KiB
 
-// A group of sixteen staged rows, and of sixteen weight rows.
-struct RowGroup {
-    int8_t codes[16][kGroup];
-    float scales[16];
-    float sums[16];
-};
-
+// A group of sixteen weight rows.
 template <int num_halves> struct WeightGroup {
     alignas(64) int8_t quads[8][64];  // signed
     float scales[num_halves][16];
@@ -61,17 +55,28 @@ void unpack_chunk(const std::byte* panel, int32_t group_size, int32_t first, int
 }
 
 template <int turn, int num_halves, int half>
-[[gnu::always_inline]] inline void multiply_tile(const RowGroup& rows, const WeightGroup<num_halves>& weights,
+[[gnu::always_inline]] inline void multiply_tile(const StagedGroup& rows, const WeightGroup<num_halves>& weights,
                                                  int32_t (&sums)[16][16]) {
+    constexpr int first = half * kGroup / num_halves;
     zero_tile<turn>();
-    load_tile<2 + turn>(&rows.codes[0][half * kGroup / num_halves], kGroup);
+    load_tile<2 + turn>(&rows.codes[0][first], kGroup);
     load_tile<4 + turn>(weights.quads[half * 8 / num_halves], 64);
     multiply_tiles_int8<turn, 2 + turn, 4 + turn>();
     store_tile<turn>(sums, 64);
+    if (!rows.is_fine) return;
+    alignas(64) int32_t fine_sums[16][16];
+    zero_tile<turn>();
+    load_tile<2 + turn>(&rows.fine_codes[0][first], kGroup);
+    multiply_tiles_int8<turn, 2 + turn, 4 + turn>();
+    store_tile<turn>(fine_sums, 64);
+    for (int i = 0; i < 16; ++i) {
+        const __m512i coarse = _mm512_slli_epi32(_mm512_load_si512(sums[i]), 7);
+        _mm512_store_si512(sums[i], _mm512_add_epi32(coarse, _mm512_load_si512(fine_sums[i])));
+    }
 }
 
 template <int num_halves, int half, bool has_minimum>
-[[gnu::always_inline]] inline void scale_tile(const int32_t (&sums)[16][16], const RowGroup& rows,
+[[gnu::always_inline]] inline void scale_tile(const int32_t (&sums)[16][16], const StagedGroup& rows,
                                               const WeightGroup<num_halves>& weights, __m512 (&totals)[16]) {
     const __m512 scale = _mm512_load_ps(weights.scales[half]);
 #pragma GCC unroll 16
@@ -89,7 +94,7 @@ template <int num_halves, int half, bool has_minimum>
 // Groups [0, count) of one tile of rows and one panel, into sixteen accumulators.
 // Inlined, so that the accumulators stay in registers.
 template <Format format>
-[[gnu::always_inline]] inline void add_groups(const RowGroup* rows,
+[[gnu::always_inline]] inline void add_groups(const StagedGroup* rows,
                                               const WeightGroup<Block<format>::kHalves>* weights, int32_t count,
                                               __m512 (&totals)[16]) {
     using B = Block<format>;
@@ -140,7 +145,7 @@ template <Format format> void multiply_panel(const Part& part, const Int8Rows& r
     const std::byte* packed = part.data + panel * panel_bytes(format, part.group_size, rows.x.width);
     const int32_t num_groups = rows.x.width / kGroup, first_lane = panel * kLanes;
     const auto lanes = static_cast<__mmask16>((1U << std::min(part.num_rows - first_lane, kLanes)) - 1);
-    const auto* staged = reinterpret_cast<const RowGroup*>(rows.staged);
+    const auto* staged = reinterpret_cast<const StagedGroup*>(rows.staged);
     WeightGroup<B::kHalves> weights[kChunk];
     for (int32_t first = 0; first < num_groups; first += kChunk) {
         const int32_t last = std::min(first + kChunk, num_groups);

@@ -1,5 +1,6 @@
 #include "ops/quantise.h"
 
+#include <cstdlib>
 #include <limits>
 
 #include "simd/vec16.h"
@@ -8,7 +9,10 @@ namespace kvarto::KVARTO_ISA {
 
 namespace {
 
-constexpr float kLeast = 1e-30F;  // below it 127 / largest would overflow, or codes would be noise
+// Below it a scale by that of the least weight, by 1 / 128, would have fewer bits than a float; long before, 127 / largest
+// would overflow.
+constexpr float kLeast = 1e-26F;
+constexpr int32_t kFineBelow = 14 * kGroup;  // and 45 or so is usual
 constexpr float kLargestFinite = std::numeric_limits<float>::max();
 
 #if defined(__AVX512F__)
@@ -64,6 +68,13 @@ void sum_codes(const int8_t* codes, int16_t* sums) {
     sums[1] = static_cast<int16_t>(_mm256_extract_epi32(sixteens, 4) - 16 * 128);
 }
 
+int32_t sum_magnitudes(const int8_t* codes) {
+    const __m256i magnitudes = _mm256_abs_epi8(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes)));
+    const __m256i eights = _mm256_sad_epu8(magnitudes, _mm256_setzero_si256());
+    const __m128i pairs = _mm_add_epi32(_mm256_castsi256_si128(eights), _mm256_extracti128_si256(eights, 1));
+    return _mm_cvtsi128_si32(pairs) + _mm_extract_epi32(pairs, 2);
+}
+
 #else
 
 void sum_codes(const int8_t* codes, int16_t* sums) {
@@ -74,25 +85,48 @@ void sum_codes(const int8_t* codes, int16_t* sums) {
     }
 }
 
+int32_t sum_magnitudes(const int8_t* codes) {
+    int32_t total = 0;
+    for (int i = 0; i < kGroup; ++i) total += std::abs(codes[i]);
+    return total;
+}
+
 #endif
 
 void fill_group(QuantisedRow out, float scale) {
     std::memset(out.codes, 0, kGroup);
     *out.scales = *out.sums = scale;
     out.code_sums[0] = out.code_sums[1] = 0;
+    *out.is_fine = 0;
+}
+
+// What rounding left of x / scale, and the sum of both kinds of codes in steps of fine ones.
+int32_t add_fine_codes(F32x16 low_left, F32x16 high_left, QuantisedRow out) {
+    const F32x16 steps = F32x16::set1(kFineSteps);
+    store_i8(to_i32(low_left * steps), out.fine_codes);
+    store_i8(to_i32(high_left * steps), out.fine_codes + 16);
+    sum_codes(out.fine_codes, out.fine_sums);
+    return kFineSteps * (out.code_sums[0] + out.code_sums[1]) + out.fine_sums[0] + out.fine_sums[1];
 }
 
 void quantise_group(const float* x, QuantisedRow out) {
-    const F32x16 low = F32x16::load(x), high = F32x16::load(x + 16);
-    const float largest = largest_magnitude(low, high);
+    const F32x16 x_low = F32x16::load(x), x_high = F32x16::load(x + 16);
+    const float largest = largest_magnitude(x_low, x_high);
     if (!(largest <= kLargestFinite)) return fill_group(out, std::numeric_limits<float>::quiet_NaN());
     if (largest < kLeast) return fill_group(out, 0.0F);
-    const F32x16 inverse = F32x16::set1(127.0F / largest);
-    store_i8(to_i32(low * inverse), out.codes);
-    store_i8(to_i32(high * inverse), out.codes + 16);
+    const F32x16 inverse = F32x16::set1(127.0F / largest), low = x_low * inverse, high = x_high * inverse;
+    const I32x16 low_codes = to_i32(low), high_codes = to_i32(high);
+    store_i8(low_codes, out.codes);
+    store_i8(high_codes, out.codes + 16);
     sum_codes(out.codes, out.code_sums);
+    auto total = static_cast<float>(out.code_sums[0] + out.code_sums[1]);
+    *out.is_fine = sum_magnitudes(out.codes) < kFineBelow;
+    if (*out.is_fine) {
+        const int32_t steps = add_fine_codes(low - to_f32(low_codes), high - to_f32(high_codes), out);
+        total = static_cast<float>(steps) * (1.0F / kFineSteps);
+    }
     *out.scales = largest / 127.0F;
-    *out.sums = *out.scales * static_cast<float>(out.code_sums[0] + out.code_sums[1]);
+    *out.sums = *out.scales * total;
 }
 
 }  // namespace

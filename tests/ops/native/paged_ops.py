@@ -12,6 +12,7 @@ from kvarto.core.dtype import DType
 from kvarto.core.kv_format import KVFormat
 from kvarto.core.ops import Attention
 from kvarto.core.step import Step, StepResult
+from tests.ops.native.quantised_rows import parse
 from tests.ops.native.red_zones import RED_ZONE_BYTES, poison_gaps
 
 Array = np.ndarray[Any, Any]
@@ -19,8 +20,6 @@ Array = np.ndarray[Any, Any]
 ISAS: list[str] = _native.ops.isas()
 KV_TYPES = (DType.F32, DType.F16, DType.BF16, DType.I8)
 """In the order of the native enumeration."""
-GROUP = 32
-"""Elements of a quantised row that share a scale."""
 _MAX_POSITIONS = 1 << 20
 _GUARD_BYTES = 1 << 16
 """Behind the scratch; never written."""
@@ -112,11 +111,7 @@ class PagedOps:
         rows = self._out[: num_tokens * 4 * self._width].reshape(num_tokens, -1).copy()
         if not self._is_int8:
             return rows.view(np.float32)
-        codes = rows[:, : self._width].view(np.int8).astype(np.float32)
-        start, num_groups = -(-self._width // 64) * 64, self._width // GROUP
-        scales = np.ascontiguousarray(rows[:, start : start + 4 * num_groups]).view(np.float32)
-        values: Array = (codes.reshape(num_tokens, num_groups, GROUP) * scales[:, :, None]).reshape(num_tokens, -1)
-        return values
+        return parse(rows, self._width).values.astype(np.float32)
 
 
 def _run(program: Any, step: Step) -> None:

@@ -10,9 +10,9 @@ import pytest
 from kvarto.core import _native
 from kvarto.core.weight_format import WeightFormat
 from tests.ops.native.file_rows import QUANTS
-from tests.ops.native.one_linear import CASES, MAX_ROWS, Array, Band, Case, Linear, some_rows, width_for
+from tests.ops.native.one_linear import CASES, MAX_ROWS, Band, Case, Linear, some_rows, width_for
+from tests.ops.native.quantised_rows import quantise
 
-GROUP = 32
 ISAS: list[str] = _native.ops.isas()
 FUSED_SETS = [isa for isa in ISAS if isa != "portable"] or ISAS
 """The plain one rounds products too where the machine's baseline has no fused multiply-add."""
@@ -20,22 +20,12 @@ each_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 each_isa = pytest.mark.parametrize("isa", ISAS)
 
 
-def _quantised(x: Array) -> Array:
-    """What the codes of x mean, in float64."""
-    groups = x.reshape(len(x), -1, GROUP)
-    largest = np.abs(groups).max(axis=2, keepdims=True)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        codes = np.where(largest > 0, np.rint(groups * (np.float32(127) / largest)), 0)
-    means: Array = (codes * (largest / np.float32(127)).astype(np.float64)).reshape(len(x), -1)
-    return means
-
-
 @each_case
 @each_isa
 def test_equals_the_law(case: Case, isa: str) -> None:
     linear = Linear(case, 1, isa)
     x = some_rows(MAX_ROWS, case.width)
-    means, weight = _quantised(x), linear.weight.astype(np.float64)
+    means, weight = quantise(x).values, linear.weight.astype(np.float64)
     want = means @ weight.T + (linear.bias if case.has_bias else 0)
     # Each float step rounds once; codes with a minimum are up to three times as large as the weight they make.
     largest_sum = 3 * (np.abs(means) @ np.abs(weight).T) + np.abs(linear.bias)
@@ -52,6 +42,22 @@ def test_bits_are_one_for_all_sets_rows_and_threads(case: Case) -> None:
             for num_rows in (1, 2, 3, 4, 5, 7, 8, 15, 16, 17, 33, MAX_ROWS):
                 rows = np.random.default_rng(num_rows).permutation(MAX_ROWS)[:num_rows]
                 np.testing.assert_array_equal(linear.multiply(x[rows]), whole[rows], err_msg=f"{isa}, {num_rows} rows")
+
+
+@each_case
+def test_bits_are_one_at_any_magnitude(case: Case) -> None:
+    """Rows whose scales are near the ends of float32 beside others: fine codes of some make no difference to others."""
+    x = some_rows(MAX_ROWS, case.width) * np.logspace(-32, 32, MAX_ROWS, dtype=np.float32)[:, None]
+    whole = Linear(case, 2, FUSED_SETS[-1]).multiply(x)
+    for isa in FUSED_SETS:
+        linear = Linear(case, 2, isa)
+        for row in range(0, MAX_ROWS, 5):
+            np.testing.assert_array_equal(linear.multiply(x[row : row + 1])[0], whole[row], err_msg=f"{isa}, {row}")
+
+
+def test_rows_here_have_groups_of_both_kinds() -> None:
+    shares = [quantise(some_rows(MAX_ROWS, case.width)).is_fine.mean() for case in CASES if case.width > 96]
+    assert 0.1 < min(shares) <= max(shares) < 0.9
 
 
 @each_isa
@@ -76,7 +82,7 @@ def test_extreme_codes_do_not_saturate(isa: str) -> None:
         linear = Linear(case, 4, isa)
         for signs in (np.ones(width), -np.ones(width), np.sign(linear.weight[3])):
             x = np.repeat(signs.astype(np.float32)[None], 9, axis=0)
-            want = _quantised(x) @ linear.weight.astype(np.float64).T
+            want = quantise(x).values @ linear.weight.astype(np.float64).T
             bound = 3 * (np.abs(x) @ np.abs(linear.weight).T) * (width / 16 + 4) * 2.0**-24
             assert (np.abs(linear.multiply(x) - want) <= bound).all()
 

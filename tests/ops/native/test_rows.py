@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from kvarto.core import ops
-from tests.ops.native.native_op import ISAS, Array, NativeOp
+from tests.ops.native.native_op import ISAS, NativeOp
+from tests.ops.native.quantised_rows import FINE_BELOW, FINE_STEPS, GROUP, parse, quantise
 from tests.ops.one_op import assert_same_bits
 from tests.ops.steps import decode_step
 from tests.ops.test_row_ops import CASES, Case, _some_rows, _step
@@ -109,20 +110,35 @@ def test_quantised_rows_are_the_float_ones_to_half_a_step(name: str, isa: str) -
     rng = np.random.default_rng(4)
     values = {weight: rng.standard_normal(size).astype(np.float32) for weight, size in weights.items()}
     x = rng.standard_normal((5, 2 * width if name == "gated" else width)).astype(np.float32)
+    x[:, ::70] *= 20
     step = decode_step([1] * 5, sample_rows=range(5) if sample_buffers else ())
     options = {"sample_buffers": sample_buffers, "isa": isa}
     floats = NativeOp(op, values, {"out": width}, **options).run({"x": x}, step)["out"]
     raw = NativeOp(op, values, {"out": width}, int8_buffers=frozenset({"out"}), **options).run({"x": x}, step)["out"]
-    codes, scales, sums = _quantised(raw, width)
-    groups = floats.reshape(5, -1, 32)
-    np.testing.assert_allclose(scales, np.abs(groups).max(-1) / 127, rtol=1e-6)
-    assert (np.abs(codes * scales[..., None] - groups) <= 0.5001 * scales[..., None]).all()
-    np.testing.assert_allclose(sums, scales * codes.sum(-1), rtol=1e-6)
+    rows, law = parse(raw, width), quantise(floats)
+    np.testing.assert_allclose(rows.scales, law.scales, rtol=1e-6)
+    np.testing.assert_array_equal(rows.is_fine, np.abs(rows.codes).sum(axis=2) < FINE_BELOW)
+    assert rows.is_fine.any()
+    steps = np.where(rows.is_fine, rows.scales / FINE_STEPS, rows.scales).repeat(GROUP, axis=1)
+    # Half a step, and what the product with the inverse scale rounds: 127 units in the last place of a fine code.
+    assert (np.abs(rows.values - floats) <= 0.5001 * steps + 127 * 2.0**-23 * rows.scales.repeat(GROUP, axis=1)).all()
+    total = (rows.codes + rows.fine_codes / FINE_STEPS).sum(axis=2)
+    np.testing.assert_allclose(rows.sums, rows.scales * total, rtol=1e-6)
 
 
-def _quantised(raw: Array, width: int) -> tuple[Array, Array, Array]:
-    """Codes `[rows, groups, 32]`, scales and sums `[rows, groups]`; see native/core/rows.h."""
-    codes = raw[:, :width].view(np.int8).reshape(len(raw), -1, 32).astype(np.float32)
-    start, size = -(-width // 64) * 64, width // 32 * 4
-    scales, sums = (np.ascontiguousarray(raw[:, start + i * size :][:, :size]).view(np.float32) for i in range(2))
-    return codes, scales, sums
+@each_isa
+def test_quantised_rows_obey_the_law_to_the_bit(isa: str) -> None:
+    """From groups like spikes to flat ones, of all magnitudes, around the bound between both kinds."""
+    rng = np.random.default_rng(5)
+    x = rng.standard_normal((40, 1056)).astype(np.float32)
+    x[:, ::32] *= rng.uniform(0, 30, (40, 33)).astype(np.float32)
+    x *= np.logspace(-24, 30, 40, dtype=np.float32)[:, None]
+    x[3, 64:96], x[4, :32] = 0, np.float32(1e-27)
+    op = ops.Gather("x", "out")
+    native = NativeOp(op, {}, {"out": 1056}, sample_buffers=("out",), isa=isa, int8_buffers=frozenset({"out"}))
+    rows = parse(native.run({"x": x}, decode_step([1] * 40, sample_rows=range(40)))["out"], 1056)
+    x[4, :32] = 0
+    law = quantise(x)
+    for name in ("codes", "fine_codes", "scales", "sums", "is_fine"):
+        np.testing.assert_array_equal(getattr(rows, name), getattr(law, name), err_msg=name)
+    assert 0.2 < law.is_fine.mean() < 0.8
