@@ -83,7 +83,7 @@ class Linears:
         starts = [int(start) for start in np.cumsum([0, *(-(-size // 64) * 64 for size in sizes)])]
         padded = np.zeros(starts[-1] + 64, np.uint8)
         self._arena = padded[-padded.ctypes.data % 64 :][: starts[-1]]
-        self._arena[: sizes[0]].view(np.float32)[:] = np.random.default_rng(0).standard_normal(num_rows * k)
+        self._arena[: sizes[0]].view(np.float32)[:] = _activations(num_rows * k)
         raw = _raw_rows(format, n, k, group_size)
         bounds = ops.StepBounds(num_rows, num_rows, 1, 1 << 20, 1, 1, 1, 16)
         self._program = ops.Program(options.isa, options.threads, self._arena.ctypes.data, self._arena.nbytes, bounds)
@@ -103,6 +103,13 @@ class Linears:
         start = time.perf_counter()
         self._program.run(self._step, self._step.page_tables, self._step.slot_mapping, result)
         return (time.perf_counter() - start) / self.num_copies
+
+
+def _activations(count: int) -> np.ndarray[Any, Any]:
+    """One group of 32 in seven has an outlier, about as in the demo model: int8 products have more to do there."""
+    x = np.random.default_rng(0).standard_normal(count).astype(np.float32)
+    x[::233] *= 30
+    return x
 
 
 def _raw_rows(format: WeightFormat, num_rows: int, num_columns: int, group_size: int) -> np.ndarray[Any, Any]:
