@@ -26,10 +26,8 @@ TEXT = "A sheet is folded into equal pages. Pages hold keys and values, or the r
 PROMPTS = ("folded into equal", "keys and values,", "into equal pages.")
 MODULES = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 RANK, NUM_STEPS, WINDOW, BATCH, NUM_TOKENS = 8, 150, 64, 8, 32
-TOLERANCE = 2e-3
-"""Of a log-probability: two float32 programs that add in different orders, after 32 tokens of a model whose logits
-reach tens.
-"""
+TOLERANCE = 2e-4
+"""Of a log-probability: two float32 programs that add in different orders differ by up to 4e-5 here."""
 TIE_GAP = 0.02
 """Nothing here may hang on a tie, or another machine would draw another token."""
 

@@ -182,6 +182,9 @@ def test_kv_before_an_adapter_is_called_is_the_bases_and_changes_no_token(
         {"lora_modules": ("nameonly",)},
         {"lora_modules": ("a=/x", "a=/y")},
         {"max_lora_rank": 513},
+        {"max_requests_per_adapter": -1},
+        {"max_adapter_wait_s": -1.0},
+        {"max_adapter_wait_s": float("nan")},
         {"adapter_dir": ("/nowhere/at/all",)},
     ],
 )
