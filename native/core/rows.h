@@ -13,8 +13,7 @@
 // value = scale of its group of 32 * (code + fine code / 128). Codes are in [-127, 127]: scale = max |x| / 127, codes
 // round to nearest even. Where one value of a group towers over the others, codes of the others are small, and what
 // rounding takes from them is most of a row's error: such a group, one in ten or so, has fine codes in [-64, 64],
-// which say what rounding left. The fine codes of other groups count as 0, and are not there to be read. Without fine
-// codes a value is right to half a step of its group; adapters read it so.
+// which say what rounding left. The fine codes of other groups count as 0, and are not there to be read.
 // sum = scale * (sum of the group's codes, fine ones by 1 / 128), rounded once: what a weight's minimum is multiplied
 // with. The sums of each 16 codes undo the offset of weight codes that are kept unsigned.
 #pragma once

@@ -18,8 +18,12 @@ const float* x_span(const Rows& x, int64_t row, int32_t first, int32_t count, fl
         each_vector(count, [&](int32_t i, int32_t lanes) { load_first(there + i, lanes).store(copy + i); });
     } else if (x.form == RowForm::kInt8) {
         const QuantisedRow there = x.int8(row).from(first);
-        for (int32_t i = 0; i < count; i += kWide)
-            (F32x16::load_i8(there.codes + i) * F32x16::set1(there.scales[i / kGroup])).store(copy + i);
+        for (int32_t i = 0; i < count; i += kWide) {
+            F32x16 value = F32x16::load_i8(there.codes + i);
+            if (there.is_fine[i / kGroup])
+                value = fma(F32x16::load_i8(there.fine_codes + i), F32x16::set1(1.0F / kFineSteps), value);
+            (value * F32x16::set1(there.scales[i / kGroup])).store(copy + i);
+        }
     } else {
         for (int32_t i = 0; i < count; i += kWide) {
             const std::byte* group = x.bf16(row, (first + i) / kGroup);
