@@ -29,7 +29,7 @@ from kvarto.adapters.targets import BaseTargets, targets_of
 from kvarto.core.buffers import StepLimits
 from kvarto.engine.assemble import open_program
 from kvarto.engine.config import EngineConfig
-from kvarto.memory.budget import Budget
+from kvarto.core.layout import Budget
 from kvarto.models.hub import resolve
 from kvarto.ops.native.backend import NativeBackend
 from kvarto.planning.plan import plan

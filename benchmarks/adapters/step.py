@@ -10,25 +10,20 @@ limit is what a plain loop reads with the same threads. Lower quartiles; each op
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import tempfile
-import time
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
-from benchmarks.ops.step import SETTLE_S, TimedBackend
+from benchmarks.ops.step import TimedEngine
 from benchmarks.peers.limits import bandwidths
 from kvarto.adapters.random_adapter import ALL_LINEAR, QV, RandomAdapter
 from kvarto.cli.load.adapters import base_targets
 from kvarto.core.sampling import SamplingParams
-from kvarto.engine.assemble import build
-from kvarto.engine.channel import LocalChannel
 from kvarto.engine.config import EngineConfig
 from kvarto.engine.messages import AddRequest
 from kvarto.models.demo import pull_demo
-from kvarto.ops.native.backend import NativeBackend
 
 PROMPT_TOKENS, ROUNDS, STEPS = 20, 4, 24
 BARE, MANY = "bare", "with adapters"
@@ -58,28 +53,18 @@ def make_adapters(flags: argparse.Namespace, folder: Path) -> int:
 
 def run(flags: argparse.Namespace, folder: Path) -> dict[str, Times]:
     """Steps of as many rows as asked for, by kind."""
-    channel = LocalChannel()
     config = EngineConfig(
         model=str(pull_demo()), max_model_len=2048, threads=flags.threads, adapter_dir=(str(folder),),
         max_lora_rank=max(int(rank) for rank in flags.ranks.split(",")), device_memory=6 << 30,
     )  # fmt: skip
-    engine = build(config, channel)
-    assert isinstance(engine.backend, NativeBackend)
-    timed = TimedBackend(engine.backend)
-    engine.loop._parts = dataclasses.replace(engine.loop._parts, backend=timed)  # type: ignore[arg-type]
-    print(engine.fingerprint)
-    time.sleep(SETTLE_S)
+    engine = TimedEngine(config)
     times: dict[str, Times] = {BARE: [], MANY: []}
     for turn in range(ROUNDS + 1):
         for kind, found in times.items():
-            timed.steps.clear()
-            channel.inbox.extend(_requests(flags.rows, turn, has_adapters=kind == MANY))
-            engine.loop.step()
-            while engine.loop.has_work:
-                engine.loop.step()
-                channel.outbox.clear()
+            engine.backend.steps.clear()
+            engine.run(_requests(flags.rows, turn, has_adapters=kind == MANY))
             if turn:  # in the first round adapters come from the disk
-                found.extend(ops for num_tokens, ops in timed.steps if num_tokens == flags.rows)
+                found.extend(ops for num_tokens, ops in engine.backend.steps if num_tokens == flags.rows)
     return times
 
 

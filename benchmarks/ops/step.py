@@ -58,6 +58,28 @@ class TimedBackend:
         return result
 
 
+class TimedEngine:
+    """One engine in this process, whose steps are measured. Quiet once it is made."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self._channel = LocalChannel()
+        engine = build(config, self._channel)
+        assert isinstance(engine.backend, NativeBackend)
+        self.backend = TimedBackend(engine.backend)
+        self._loop = engine.loop
+        self._loop._parts = dataclasses.replace(self._loop._parts, backend=self.backend)  # type: ignore[arg-type]
+        print(engine.fingerprint)
+        time.sleep(SETTLE_S)
+
+    def run(self, requests: Iterable[AddRequest]) -> None:
+        """To the last token."""
+        self._channel.inbox.extend(requests)
+        self._loop.step()
+        while self._loop.has_work:
+            self._loop.step()
+            self._channel.outbox.clear()
+
+
 def _name(op: Op, program: Program) -> str:
     if not isinstance(op, Linear):
         return type(op).__name__
@@ -101,27 +123,17 @@ def main() -> None:
     parser.add_argument("--rows", default="1,8,32,511")
     parser.add_argument("--context", type=int, default=60)
     options = parser.parse_args()
-    channel = LocalChannel()
     config = EngineConfig(
         model=options.model or str(pull_demo()),
         max_model_len=max(2048, options.context + 32),
         threads=options.threads,
         activations=options.activations,
     )
-    engine = build(config, channel)
-    assert isinstance(engine.backend, NativeBackend)
-    timed = TimedBackend(engine.backend)
-    engine.loop._parts = dataclasses.replace(engine.loop._parts, backend=timed)  # type: ignore[arg-type]
-    print(engine.fingerprint)
-    time.sleep(SETTLE_S)
+    engine = TimedEngine(config)
     for num_rows in map(int, options.rows.split(",")):
         for turn in range(ROUNDS):
-            channel.inbox.extend(_requests(num_rows, turn, options.context))
-            engine.loop.step()
-            while engine.loop.has_work:
-                engine.loop.step()
-                channel.outbox.clear()
-        _print(num_rows, [times for count, times in timed.steps if num_rows <= count <= num_rows + 1])
+            engine.run(_requests(num_rows, turn, options.context))
+        _print(num_rows, [times for count, times in engine.backend.steps if num_rows <= count <= num_rows + 1])
 
 
 if __name__ == "__main__":

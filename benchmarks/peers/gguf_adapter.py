@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvarto.adapters.adapter import Adapter, LowRankUpdate
-from kvarto.adapters.arrays import Bits
+from kvarto.adapters.arrays import Bits, Bytes
 from kvarto.adapters.peft_files import open_peft_adapter
 from kvarto.adapters.targets import BaseTargets
 from kvarto.core.errors import UnsupportedAdapter
@@ -36,14 +36,16 @@ _MODULE = re.compile(r"model\.layers\.(\d+)\.(.+)")
 
 def convert_adapter(folder: Path, path: Path, base: BaseTargets) -> None:
     """Write the adapter in `folder` to `path`. Raises AdapterError for one that is not sound or beyond this format."""
-    adapter = open_peft_adapter(folder, base, [folder.parent]).adapter
+    opened = open_peft_adapter(folder, base, [folder.parent])
+    adapter = opened.adapter
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_type(gguf.GGUFType.ADAPTER)
     writer.add_string(gguf.Keys.Adapter.TYPE, "lora")
     writer.add_float32(gguf.Keys.Adapter.LORA_ALPHA, _alpha(adapter, base))
-    for name, bits in _tensors(adapter, base):
-        kind = gguf.GGMLQuantizationType.BF16 if bits.dtype == np.uint16 else None
-        writer.add_tensor(name, bits.view(np.uint8) if kind is not None else bits, raw_dtype=kind)
+    with opened.tensors_file.opened() as file:
+        for name, bits in _tensors(adapter, base, file):
+            kind = gguf.GGMLQuantizationType.BF16 if bits.dtype == np.uint16 else None
+            writer.add_tensor(name, bits.view(np.uint8) if kind is not None else bits, raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -64,14 +66,14 @@ def _alpha(adapter: Adapter, base: BaseTargets) -> float:
     return alphas.pop()
 
 
-def _tensors(adapter: Adapter, base: BaseTargets) -> Iterator[tuple[str, Bits]]:
+def _tensors(adapter: Adapter, base: BaseTargets, file: Bytes) -> Iterator[tuple[str, Bits]]:
     heads = {"attn_q": base.heads.num_qo_heads, "attn_k": base.heads.num_kv_heads}
     for update in adapter.updates:
         layer, kind = _place(update, base)
-        lora_b = update.lora_b.read()
+        lora_b = update.lora_b.read(file)
         if kind in heads:
             lora_b = interleave(lora_b, heads[kind])
-        yield f"blk.{layer}.{kind}.weight.lora_a", update.lora_a.read()
+        yield f"blk.{layer}.{kind}.weight.lora_a", update.lora_a.read(file)
         yield f"blk.{layer}.{kind}.weight.lora_b", lora_b
 
 

@@ -24,14 +24,16 @@ BASE = targets_of(program_of())
 def test_a_round_trip_changes_nothing(tmp_path: Path, dtypes: tuple[str, str], alpha: float) -> None:
     write_adapter(tmp_path / "a", BASE, Options(ALL_LINEAR, rank=3, alpha=alpha, dtypes=dtypes))
     convert_adapter(tmp_path / "a", tmp_path / "a.gguf", BASE)
-    given = open_peft_adapter(tmp_path / "a", BASE, [tmp_path]).adapter
-    read = open_gguf_adapter(tmp_path / "a.gguf", BASE, [tmp_path]).adapter
+    opened = open_peft_adapter(tmp_path / "a", BASE, [tmp_path])
+    converted = open_gguf_adapter(tmp_path / "a.gguf", BASE, [tmp_path])
+    given, read = opened.adapter, converted.adapter
     assert [update.target for update in read.updates] == [update.target for update in given.updates]
-    for update, original in zip(read.updates, given.updates, strict=True):
-        assert update.scaling == pytest.approx(original.scaling)  # alpha is a float32 there
-        for array, other in zip(update.arrays(), original.arrays(), strict=True):
-            assert array.dtype is other.dtype
-            assert np.array_equal(array.read(), other.read())
+    with converted.tensors_file.opened() as file, opened.tensors_file.opened() as other_file:
+        for update, original in zip(read.updates, given.updates, strict=True):
+            assert update.scaling == pytest.approx(original.scaling)  # alpha is a float32 there
+            for array, other in zip(update.arrays(), original.arrays(), strict=True):
+                assert array.dtype is other.dtype
+                assert np.array_equal(array.read(file), other.read(other_file))
 
 
 BEYOND: dict[str, dict[str, Any]] = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from kvarto.adapters.binding import bind
+from kvarto.adapters.binding import bind, bound_shape
 from kvarto.adapters.packing import num_pages, stream_bytes
 from kvarto.adapters.targets import targets_of
 from kvarto.core.adapter_cost import adapter_cost
@@ -22,7 +22,7 @@ def test_bytes_are_read_once_and_rows_multiplied_each() -> None:
     adapter = drawn(targets, Draw(3, (DType.BF16, DType.F16)))
     page_bytes = program.kv_format(DType.F32, 16).page_bytes
     pages = np.arange(num_pages(stream_bytes(adapter), page_bytes), dtype=np.int32)
-    bound = bind(adapter, base, pages, page_bytes)
+    bound = bind(bound_shape(adapter, base), pages, page_bytes)
     assert stream_bytes(adapter) == adapter.size_bytes
     for num_rows in (1, 7):
         cost = adapter_cost(bound, program, num_rows, 1)
@@ -38,6 +38,6 @@ def test_the_output_matrix_counts_samples() -> None:
     base = targets_of(program)
     adapter = drawn([base.find("lm_head")], Draw(2))
     page_bytes = program.kv_format(DType.F32, 16).page_bytes
-    bound = bind(adapter, base, np.arange(1, dtype=np.int32), page_bytes)
+    bound = bind(bound_shape(adapter, base), np.arange(1, dtype=np.int32), page_bytes)
     assert adapter_cost(bound, program, 100, 0).flops == 0
     assert adapter_cost(bound, program, 100, 3).flops == 3 * 2 * 2 * (32 + 97)
