@@ -27,9 +27,9 @@ from kvarto.adapters.random_adapter import ALL_LINEAR, QV, RandomAdapter
 from kvarto.adapters.source import AdapterFiles, FoundAdapter
 from kvarto.adapters.targets import BaseTargets, targets_of
 from kvarto.core.buffers import StepLimits
+from kvarto.core.layout import Budget
 from kvarto.engine.assemble import open_program
 from kvarto.engine.config import EngineConfig
-from kvarto.core.layout import Budget
 from kvarto.models.hub import resolve
 from kvarto.ops.native.backend import NativeBackend
 from kvarto.planning.plan import plan
