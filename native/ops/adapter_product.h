@@ -9,6 +9,8 @@
 //   acc   0; for ascending r: acc = t[r] * B[:, r] + acc, fused
 //   y     scaling * (acc + bias) + y, fused; without a bias it is not added. With a magnitude g, and the base's own bias
 //         b, g * (scaling * (acc + bias) + (y - b)) + b, both fused
+//
+// Where rows and strips are bfloat16 and there are matrix tiles, t and acc have the tiles' order: see adapter_tiles.h.
 #pragma once
 
 #include "core/adapters.h"
