@@ -121,7 +121,8 @@ void shrink_by_vectors(const AdapterWork& work, const UpdateItem& item) {
 void expand_by_vectors(const AdapterWork& work, const UpdateItem& item) {
     const int32_t num_ranges = num_row_items(*item.segment, kItemRows);
     const RowRange range(*item.segment, item.index % num_ranges, kItemRows);
-    const AdapterSpan span(item.adapter(), *item.part, item.index / num_ranges);
+    const int32_t columns = span_columns(*item.part, kSpan), column = item.index / num_ranges * columns;
+    const AdapterSpan span(item.adapter(), *item.part, column, std::min(columns, item.part->b.num_columns - column));
     for (int32_t place = range.first; place < range.last; place += kBlockRows)
         expand_rows(work, item.adapter(), span, place, range.last - place);
 }
@@ -129,19 +130,23 @@ void expand_by_vectors(const AdapterWork& work, const UpdateItem& item) {
 // How an update is cut into items.
 struct Cut {
     int32_t rows;
-    int32_t strips;
+    int32_t strips;   // of A
+    int32_t columns;  // of B, at most
 };
 
 Cut cut_of([[maybe_unused]] const AdapterWork& work, [[maybe_unused]] const AdapterUpdate& update) {
 #if defined(__AMX_BF16__)
-    if (uses_tiles(work, update)) return {kTileItemRows, kTileStrips};
+    if (uses_tiles(work, update)) return {kTileItemRows, kTileStrips, widest_span(work)};
 #endif
-    return {kItemRows, kStripBlock};
+    return {kItemRows, kStripBlock, kSpan};
 }
 
 }  // namespace
 
 void adapter_shrink(const AdapterWork& work, Worker& worker) {
+#if defined(__AMX_BF16__)
+    TileShapes shapes;
+#endif
     each_item<AdapterUpdate>(
         work.rows, [&] { return worker.take_side(); },
         [&](const Adapter& adapter) { return adapter.updates_of(work.op); },
@@ -151,22 +156,26 @@ void adapter_shrink(const AdapterWork& work, Worker& worker) {
         },
         [&](const UpdateItem& item, [[maybe_unused]] const UpdateItem& next) {
 #if defined(__AMX_BF16__)
-            if (uses_tiles(work, *item.part)) return shrink_by_tiles(work, item, next);
+            if (uses_tiles(work, *item.part)) return shrink_by_tiles(work, item, next, shapes);
 #endif
             shrink_by_vectors(work, item);
         });
 }
 
 void adapter_expand(const AdapterWork& work, Worker& worker) {
+#if defined(__AMX_BF16__)
+    TileShapes shapes;
+#endif
     each_item<AdapterUpdate>(
         work.rows, [&] { return worker.take(); },
         [&](const Adapter& adapter) { return adapter.updates_of(work.op); },
         [&](const AdapterSegment& segment, const AdapterUpdate& update) {
-            return int64_t{num_row_items(segment, cut_of(work, update).rows)} * num_spans(update);
+            const Cut cut = cut_of(work, update);
+            return int64_t{num_row_items(segment, cut.rows)} * num_spans(update, cut.columns);
         },
         [&](const UpdateItem& item, [[maybe_unused]] const UpdateItem& next) {
 #if defined(__AMX_BF16__)
-            if (uses_tiles(work, *item.part)) return expand_by_tiles(work, item, next);
+            if (uses_tiles(work, *item.part)) return expand_by_tiles(work, item, next, shapes);
 #endif
             expand_by_vectors(work, item);
         });

@@ -8,23 +8,26 @@
 
 namespace kvarto::KVARTO_ISA {
 
-// How an update's columns are cut into spans: alike, in whole groups, so that threads end together.
-inline int32_t num_spans(const AdapterUpdate& update) { return (update.b.num_columns + kSpan - 1) / kSpan; }
-inline int32_t span_columns(const AdapterUpdate& update) {
-    const int32_t spans = num_spans(update);
+inline constexpr int32_t kWideSpan = 2048;
+
+// How an update's columns are cut into spans, none wider than `widest`: alike, in whole groups, so that threads end together.
+inline int32_t num_spans(const AdapterUpdate& update, int32_t widest) {
+    return (update.b.num_columns + widest - 1) / widest;
+}
+inline int32_t span_columns(const AdapterUpdate& update, int32_t widest) {
+    const int32_t spans = num_spans(update, widest);
     return static_cast<int32_t>(align_up((update.b.num_columns + spans - 1) / spans, kGroup));
 }
 
-// Span `index` of an update: columns [column, column + count), and its vectors there.
+// Columns [column, column + count) of an update, and its vectors there.
 class AdapterSpan {
 public:
     const AdapterUpdate& update;
     const int32_t column;
     const int32_t count;
 
-    AdapterSpan(const Adapter& adapter, const AdapterUpdate& of, int32_t index)
-        : update(of), column(index * span_columns(of)), count(std::min(span_columns(of), of.b.num_columns - column)),
-          has_bias_(of.bias.num_strips != 0), has_scale_(of.magnitude.num_strips != 0) {
+    AdapterSpan(const Adapter& adapter, const AdapterUpdate& of, int32_t column, int32_t count)
+        : update(of), column(column), count(count), has_bias_(of.bias.num_strips != 0), has_scale_(of.magnitude.num_strips != 0) {
         if (has_bias_) read_vector(adapter, of.bias, bias_);
         if (has_scale_) read_vector(adapter, of.magnitude, scale_);
     }
@@ -50,13 +53,16 @@ private:
     // Widened, and filled up to whole vectors.
     void read_vector(const Adapter& adapter, const Strips& vector, float* out) const {
         StripSpans spans;
-        spans.find(adapter, vector, 0, 1, column, count);
-        for (int32_t i = 0; i < count; i += kWide) load_strip(vector.type, spans[0], i).store(out + i);
+        for (int32_t from = 0; from < count; from += kSpan) {
+            const int32_t num = std::min(kSpan, count - from);
+            spans.find(adapter, vector, 0, 1, column + from, num);
+            for (int32_t i = 0; i < num; i += kWide) load_strip(vector.type, spans[0], i).store(out + from + i);
+        }
     }
 
     const bool has_bias_, has_scale_;
-    alignas(64) float bias_[kSpan];
-    alignas(64) float scale_[kSpan];
+    alignas(64) float bias_[kWideSpan];
+    alignas(64) float scale_[kWideSpan];
 };
 
 }  // namespace kvarto::KVARTO_ISA

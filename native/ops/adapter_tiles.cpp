@@ -1,6 +1,5 @@
-// Bounds. Few rows per adapter: its bytes, which are asked for line by line while those before them are multiplied; a
-// tile of A is multiplied as it lies in the pages, with a single row beside it. Many rows: reading and writing what the
-// base made of them, 8 bytes per row and column, as sixteen rows, columns and 32 ranks are multiplied in 16 cycles.
+// Bounds. Few rows per adapter: see adapter_tiles_few.cpp. Many rows: reading and writing what the base made of them, 8
+// bytes per row and column, as sixteen rows, columns and 32 ranks are multiplied in 16 cycles.
 #include "ops/adapter_tiles.h"
 
 #if defined(__AMX_BF16__)
@@ -9,7 +8,8 @@
 #include <cstring>
 
 #include "ops/adapter_span.h"
-#include "ops/flush_denormals.h"
+#include "ops/adapter_tile_parts.h"
+#include "ops/adapter_tiles_few.h"
 #include "ops/prefetch.h"
 #include "ops/transpose16.h"
 #include "simd/tiles.h"
@@ -19,110 +19,10 @@ namespace kvarto::KVARTO_ISA {
 
 namespace {
 
-constexpr int32_t kFewRows = 4;  // and fewer go one by one
-constexpr int32_t kLineBytes = 64;
-
-struct alignas(64) Tile {
-    std::byte bytes[kBF16TileBytes];
-};
-
 // Sixteen rows of sixteen sums.
 struct alignas(64) SumsTile {
     float rows[16][16];
 };
-
-float* sums_of(const AdapterWork& work, const AdapterUpdate& update, int32_t place) {
-    return work.sums.f32(place) + update.first_rank;
-}
-
-// A run of columns of up to sixteen strips, at equal distances.
-class StripsAt {
-public:
-    StripsAt(const Adapter& adapter, const Strips& strips, int32_t first, int32_t num, int32_t column, int32_t count)
-        : first_(adapter.at(strips.place(first, 0), num * strips.strip_bytes())), stride_(strips.strip_bytes()) {
-        if (first_ != nullptr) {
-            first_ += column * strips.item_bytes();
-            return;
-        }
-        for (int32_t s = 0; s < num; ++s)
-            adapter.copy(strips.place(first + s, column), count * strips.item_bytes(), copies_[s]);
-        first_ = copies_[0];
-        stride_ = sizeof copies_[0];
-    }
-    int64_t stride() const { return stride_; }
-    // The 32 columns of a group of strip s.
-    const std::byte* group(int32_t s, int32_t group) const { return first_ + s * stride_ + group * kLineBytes; }
-
-private:
-    const std::byte* first_;
-    int64_t stride_;
-    alignas(64) std::byte copies_[kTileStrips][kSpan * 2 + kLineBytes];  // not all in the same sets of the cache
-};
-
-// The lines of what follows in the stream, in its order.
-class LinesAhead {
-public:
-    LinesAhead() = default;
-    LinesAhead(const Adapter& adapter, int64_t start, int64_t bytes) : next_(adapter.at(start, bytes)), left_(bytes) {
-        if (next_ == nullptr) left_ = 0;
-    }
-    void ask(int32_t lines) {
-        for (int32_t i = 0; i < lines && left_ > 0; ++i, next_ += kLineBytes, left_ -= kLineBytes)
-            _mm_prefetch(reinterpret_cast<const char*>(next_), _MM_HINT_T1);
-    }
-
-private:
-    const std::byte* next_ = nullptr;
-    int64_t left_ = 0;
-};
-
-// Rows of an item, and the first of its strips of A.
-struct Shrink {
-    RowRange rows;
-    int32_t strip, num_strips;
-
-    explicit Shrink(const UpdateItem& item, int32_t num_ranges)
-        : rows(*item.segment, item.index % num_ranges, kTileItemRows),
-          strip(item.index / num_ranges * kTileStrips), num_strips(std::min(kTileStrips, item.part->rank() - strip)) {}
-    explicit Shrink(const UpdateItem& item) : Shrink(item, num_row_items(*item.segment, kTileItemRows)) {}
-};
-
-// The lines of an item of A.
-LinesAhead lines_of(const AdapterWork& work, const UpdateItem& item) {
-    if (!item || !uses_tiles(work, *item.part)) return {};
-    const Shrink shrink(item);
-    const Strips& a = item.part->a;
-    return {item.adapter(), a.place(shrink.strip, 0), shrink.num_strips * a.strip_bytes()};
-}
-
-// R rows, each a column beside the strips: a group of a row is sixteen pairs, just as tiles want them.
-template <int R>
-void shrink_few(const AdapterWork& work, const UpdateItem& item, const Shrink& shrink, LinesAhead ahead) {
-    const Strips& a = item.part->a;
-    const int32_t place = shrink.rows.first, num = shrink.num_strips;
-    TileConfig config;
-    for (int tile = 0; tile < R; ++tile) config.set(tile, num, 4);
-    config.set(4, num, kLineBytes);
-    for (int tile = 5; tile < 8; ++tile) config.set(tile, 16, 4);
-    configure_tiles(config);
-    unrolled<R>([&]<int r>() KVARTO_INLINE { zero_tile<r>(); });
-    for (int32_t column = 0; column < a.num_columns; column += kSpan) {
-        const int32_t count = std::min(kSpan, a.num_columns - column);
-        const StripsAt at(item.adapter(), a, shrink.strip, num, column, count);
-        for (int32_t group = 0; group < count / kGroup; ++group) {
-            load_tile<4>(at.group(0, group), at.stride());
-            ahead.ask(kTileStrips);
-            unrolled<R>([&]<int r>() KVARTO_INLINE {
-                constexpr int x = 5 + r % 3;
-                load_tile<x>(work.x.bf16(work.rows.rows[place + r], column / kGroup + group), 4);
-                multiply_tiles_bf16<r, 4, x>();
-            });
-        }
-    }
-    alignas(64) float t[R][16];
-    unrolled<R>([&]<int r>() KVARTO_INLINE { store_tile<r>(t[r], 4); });
-    for (int r = 0; r < R; ++r) std::copy_n(t[r], num, sums_of(work, *item.part, place + r) + shrink.strip);
-}
 
 // Places of the list of rows whose rows lie in one tile of x.
 struct TileRun {
@@ -173,7 +73,7 @@ void add_runs(const AdapterWork& work, const TileRun* runs, const Tile* strips, 
     unrolled<R>([&]<int r>() KVARTO_INLINE { store_tile<r>(sums[r].rows, kLineBytes); });
 }
 
-void shrink_runs(const AdapterWork& work, const Adapter& adapter, const AdapterUpdate& update, const Shrink& shrink,
+void shrink_runs(const AdapterWork& work, const Adapter& adapter, const AdapterUpdate& update, const ShrinkItem& shrink,
                  const TileRun* runs, int32_t num_runs) {
     const int32_t strip = shrink.strip, num = shrink.num_strips;
     SumsTile sums[kMaxRuns];
@@ -191,12 +91,6 @@ void shrink_runs(const AdapterWork& work, const Adapter& adapter, const AdapterU
             std::copy_n(sums[run].rows[work.rows.rows[place] % 16], num, sums_of(work, update, place) + strip);
 }
 
-void configure_whole_tiles() {
-    TileConfig config;
-    for (int tile = 0; tile < 8; ++tile) config.set(tile, 16, kLineBytes);
-    configure_tiles(config);
-}
-
 // t of a row, rounded, [groups][32]; zeros follow.
 void round_sums(const float* sums, int32_t rank, std::byte* out, int64_t group_bytes) {
     const auto load = [&](int32_t first) {
@@ -208,96 +102,6 @@ void round_sums(const float* sums, int32_t rank, std::byte* out, int64_t group_b
 }
 
 constexpr int32_t kMaxGroups = kMaxTileRank / kGroup;
-constexpr int32_t kStripsAtOnce = 8;
-
-// Eight strips' columns of a span; zeros for those that there are not.
-class StripColumns {
-public:
-    StripColumns() { std::fill_n(at, kStripsAtOnce, kZeros); }
-    void find(const Adapter& adapter, const Strips& strips, int32_t first, int32_t column, int32_t count) {
-        for (int32_t s = 0; s < kStripsAtOnce; ++s)
-            at[s] = first + s < strips.num_strips ? whole(adapter, strips, first + s, column, count, copies_[s]) : kZeros;
-    }
-    // Where they are as far as they lie on one page; what is not asked for is at zeros.
-    void foresee(const Adapter& adapter, const Strips& strips, int32_t first, int32_t column, int32_t count) {
-        for (int32_t s = 0; s < kStripsAtOnce; ++s) {
-            const bool is_there = first + s < strips.num_strips;
-            const std::byte* found = is_there ? adapter.at(strips.place(first + s, column), 2 * count) : nullptr;
-            at[s] = found != nullptr ? found : kZeros;
-        }
-    }
-    const std::byte* at[kStripsAtOnce];
-
-private:
-    static const std::byte* whole(const Adapter& adapter, const Strips& strips, int32_t strip, int32_t column,
-                                  int32_t count, std::byte* copy) {
-        if (const std::byte* there = adapter.at(strips.place(strip, column), 2 * count)) return there;
-        adapter.copy(strips.place(strip, column), 2 * count, copy);
-        return copy;
-    }
-    alignas(64) static constexpr std::byte kZeros[2 * kSpan]{};
-    alignas(64) std::byte copies_[kStripsAtOnce][2 * kSpan];
-};
-
-// even += t[r] · B[:, r] for even r of eight strips, odd likewise, over a span of columns of R rows.
-template <int R>
-void add_strips(const StripColumns& strips, const StripColumns& ahead, const float (*t)[kMaxTileRank], int32_t first,
-                int32_t count, float (*even)[kSpan], float (*odd)[kSpan]) {
-    const bool is_first = first % kGroup == 0;
-    for (int32_t i = 0; i < count; i += kWide) {
-        __m512 sums[R][2];
-        for (int r = 0; r < R; ++r) {
-            sums[r][0] = is_first ? _mm512_setzero_ps() : _mm512_load_ps(even[r] + i);
-            sums[r][1] = is_first ? _mm512_setzero_ps() : _mm512_load_ps(odd[r] + i);
-        }
-        unrolled<kStripsAtOnce>([&]<int s>() KVARTO_INLINE {
-            if ((i / kWide + s) % 2 == 0)  // a line of each strip in two turns
-                _mm_prefetch(reinterpret_cast<const char*>(ahead.at[s] + 2 * i), _MM_HINT_T1);
-            const F32x16 column = F32x16::load_bf16(reinterpret_cast<const uint16_t*>(strips.at[s]) + i);
-            for (int r = 0; r < R; ++r)
-                sums[r][s % 2] = _mm512_fmadd_ps(_mm512_set1_ps(t[r][first + s]), column.v, sums[r][s % 2]);
-        });
-        for (int r = 0; r < R; ++r) {
-            _mm512_store_ps(even[r] + i, sums[r][0]);
-            _mm512_store_ps(odd[r] + i, sums[r][1]);
-        }
-    }
-}
-
-// What tile products give, by vectors: columns are lanes.
-template <int R>
-void expand_few(const AdapterWork& work, const Adapter& adapter, const AdapterSpan& span, int32_t place,
-                const StripColumns& first_of_next) {
-    const Strips& b = span.update.b;
-    const int32_t rank = span.update.rank();
-    alignas(64) float acc[R][kSpan], even[R][kSpan], odd[R][kSpan], t[R][kMaxTileRank];
-    for (int r = 0; r < R; ++r) {
-        alignas(64) std::byte rounded[2 * kMaxTileRank];
-        round_sums(sums_of(work, span.update, place + r), rank, rounded, kLineBytes);
-        for (int32_t i = 0; i < rank; i += kWide)
-            F32x16::load_bf16(reinterpret_cast<const uint16_t*>(rounded) + i).store(t[r] + i);
-    }
-    {
-        const FlushDenormals flush;
-        StripColumns strips, ahead;
-        for (int32_t first = 0; first < rank; first += kGroup) {
-            const int32_t last = std::min(rank, first + kGroup);
-            for (int32_t strip = first; strip < last; strip += kStripsAtOnce) {
-                strips.find(adapter, b, strip, span.column, span.count);
-                const int32_t next = strip + kStripsAtOnce;
-                if (next < rank) ahead.foresee(adapter, b, next, span.column, span.count);
-                add_strips<R>(strips, next < rank ? ahead : first_of_next, t, strip, span.count, even, odd);
-            }
-            for (int r = 0; r < R; ++r)
-                for (int32_t i = 0; i < span.count; i += kWide) {
-                    const F32x16 sum = first == 0 ? F32x16::zero() : F32x16::load(acc[r] + i);
-                    (sum + (F32x16::load(even[r] + i) + F32x16::load(odd[r] + i))).store(acc[r] + i);
-                }
-        }
-    }
-    for (int r = 0; r < R; ++r) span.join(work, work.rows.rows[place + r], 0, span.count, acc[r]);
-}
-
 constexpr int32_t kBlockColumns = 128;
 constexpr int32_t kBlockTiles = kBlockColumns / 16;
 
@@ -309,9 +113,10 @@ void pair_up(const Adapter& adapter, const Strips& b, int32_t column, int32_t co
                                          5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
     const __m512i high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
     const int32_t num_ranks = static_cast<int32_t>(align_up(b.num_strips, kGroup));
-    StripColumns strips;
+    StripCopies<kBlockColumns> copies;
     for (int32_t first = 0; first < num_ranks; first += kStripsAtOnce) {
-        strips.find(adapter, b, first, column, count);
+        StripPlaces strips = first < b.num_strips ? StripPlaces(adapter, b, first, column, count) : StripPlaces();
+        copies.find(adapter, b, first, column, count, strips);
         for (int32_t s = 0; s < kStripsAtOnce; s += 2) {
             Tile* tiles = out[first / kGroup];
             const int64_t place = (first % kGroup + s) / 2 * kLineBytes;
@@ -387,56 +192,25 @@ void expand_many(const AdapterWork& work, const Adapter& adapter, const AdapterS
     }
 }
 
-// Calls f.template operator()<R>() for few rows.
-template <class F> void with_count(RowRange few, F f) {
-    switch (few.last - few.first) {
-        case 1: return f.template operator()<1>();
-        case 2: return f.template operator()<2>();
-        case 3: return f.template operator()<3>();
-        default: return f.template operator()<kFewRows>();
-    }
-}
-
-bool are_few(RowRange range) { return range.last - range.first <= kFewRows; }
-
-// Where an item of B begins.
-void foresee(const AdapterWork& work, const UpdateItem& item, StripColumns& out) {
-    if (!item || !uses_tiles(work, *item.part)) return;
-    const int32_t column = item.index / num_row_items(*item.segment, kTileItemRows) * span_columns(*item.part);
-    const int32_t count = std::min(span_columns(*item.part), item.part->b.num_columns - column);
-    out.foresee(item.adapter(), item.part->b, 0, column, count);
-}
-
 }  // namespace
 
-void shrink_by_tiles(const AdapterWork& work, const UpdateItem& item, const UpdateItem& next) {
-    const Shrink shrink(item);
-    if (are_few(shrink.rows)) {
-        with_count(shrink.rows, [&]<int R>() { shrink_few<R>(work, item, shrink, lines_of(work, next)); });
-    } else {
-        configure_whole_tiles();
-        for (int32_t first = shrink.rows.first; first < shrink.rows.last;) {
-            TileRun runs[kMaxRuns];
-            const int32_t num_runs = find_runs(work, first, shrink.rows.last, runs);
-            shrink_runs(work, item.adapter(), *item.part, shrink, runs, num_runs);
-            first = runs[num_runs - 1].last;
-        }
+void shrink_by_tiles(const AdapterWork& work, const UpdateItem& item, const UpdateItem& next, TileShapes& shapes) {
+    const ShrinkItem strips(item);
+    if (are_few(strips.rows)) return shrink_few(work, item, next, shapes);
+    shapes.set_whole();
+    for (int32_t first = strips.rows.first; first < strips.rows.last;) {
+        TileRun runs[kMaxRuns];
+        const int32_t num_runs = find_runs(work, first, strips.rows.last, runs);
+        shrink_runs(work, item.adapter(), *item.part, strips, runs, num_runs);
+        first = runs[num_runs - 1].last;
     }
-    release_tiles();
 }
 
-void expand_by_tiles(const AdapterWork& work, const UpdateItem& item, const UpdateItem& next) {
-    const int32_t num_ranges = num_row_items(*item.segment, kTileItemRows);
-    const RowRange rows(*item.segment, item.index % num_ranges, kTileItemRows);
-    const AdapterSpan span(item.adapter(), *item.part, item.index / num_ranges);
-    if (are_few(rows)) {
-        StripColumns ahead;
-        foresee(work, next, ahead);
-        return with_count(rows, [&]<int R>() { expand_few<R>(work, item.adapter(), span, rows.first, ahead); });
-    }
-    configure_whole_tiles();
-    expand_many(work, item.adapter(), span, rows);
-    release_tiles();
+void expand_by_tiles(const AdapterWork& work, const UpdateItem& item, const UpdateItem& next, TileShapes& shapes) {
+    const ExpandItem part(work, item);
+    if (are_few(part.rows)) return expand_few(work, item, next);
+    shapes.set_whole();
+    expand_many(work, item.adapter(), AdapterSpan(item.adapter(), *item.part, part.column, part.num_columns), part.rows);
 }
 
 }  // namespace kvarto::KVARTO_ISA

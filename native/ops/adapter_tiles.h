@@ -10,6 +10,8 @@
 
 #include "core/adapters.h"
 #include "ops/adapter_items.h"
+#include "ops/adapter_span.h"
+#include "simd/tiles.h"
 
 namespace kvarto::KVARTO_ISA {
 
@@ -23,9 +25,44 @@ inline bool uses_tiles(const AdapterWork& work, const AdapterUpdate& update) {
            update.b.type == StripType::kBF16 && update.b.num_columns % kGroup == 0 && update.rank() <= kMaxTileRank;
 }
 
+// How wide an item of B may be: where there are enough adapters for all threads, all of most updates, so that what is
+// read follows each other.
+inline int32_t widest_span(const AdapterWork& work) { return work.rows.segments.size() < 8 ? kSpan : kWideSpan; }
+
+// What tile registers look like, which is set where it changes. Gives their state up at the end.
+class TileShapes {
+public:
+    TileShapes() = default;
+    TileShapes(const TileShapes&) = delete;
+    TileShapes& operator=(const TileShapes&) = delete;
+    ~TileShapes() {
+        if (strips_ >= 0) release_tiles();
+    }
+    // Tiles 0 to 3: a sum per strip; 4: the strips; 5 to 7: a row.
+    void set_few(int32_t num_strips) {
+        if (strips_ == num_strips) return;
+        strips_ = num_strips;
+        TileConfig config;
+        for (int tile = 0; tile < 4; ++tile) config.set(tile, num_strips, 4);
+        config.set(4, num_strips, 64);
+        for (int tile = 5; tile < 8; ++tile) config.set(tile, 16, 4);
+        configure_tiles(config);
+    }
+    void set_whole() {
+        if (strips_ == 0) return;
+        strips_ = 0;
+        TileConfig config;
+        for (int tile = 0; tile < 8; ++tile) config.set(tile, 16, 64);
+        configure_tiles(config);
+    }
+
+private:
+    int32_t strips_ = -1;  // 0: all tiles are whole
+};
+
 // Items of A and of B; a worker's next one is asked for in between.
-void shrink_by_tiles(const AdapterWork& work, const UpdateItem& item, const UpdateItem& next);
-void expand_by_tiles(const AdapterWork& work, const UpdateItem& item, const UpdateItem& next);
+void shrink_by_tiles(const AdapterWork& work, const UpdateItem& item, const UpdateItem& next, TileShapes& shapes);
+void expand_by_tiles(const AdapterWork& work, const UpdateItem& item, const UpdateItem& next, TileShapes& shapes);
 
 }  // namespace kvarto::KVARTO_ISA
 

@@ -1,0 +1,115 @@
+// What products of adapters by tiles are made of, for few rows and for many.
+#pragma once
+
+#if defined(__AMX_BF16__)
+
+#include <immintrin.h>
+
+#include <algorithm>
+
+#include "core/adapters.h"
+#include "ops/adapter_strips.h"
+#include "ops/adapter_tiles.h"
+
+namespace kvarto::KVARTO_ISA {
+
+inline constexpr int32_t kLineBytes = 64;
+
+struct alignas(64) Tile {
+    std::byte bytes[kBF16TileBytes];
+};
+
+inline float* sums_of(const AdapterWork& work, const AdapterUpdate& update, int32_t place) {
+    return work.sums.f32(place) + update.first_rank;
+}
+
+// Rows of an item of A, and the first of its strips.
+struct ShrinkItem {
+    RowRange rows;
+    int32_t strip, num_strips;
+
+    explicit ShrinkItem(const UpdateItem& item) : ShrinkItem(item, num_row_items(*item.segment, kTileItemRows)) {}
+
+private:
+    ShrinkItem(const UpdateItem& item, int32_t num_ranges)
+        : rows(*item.segment, item.index % num_ranges, kTileItemRows),
+          strip(item.index / num_ranges * kTileStrips), num_strips(std::min(kTileStrips, item.part->rank() - strip)) {}
+};
+
+// Rows of an item of B, and its columns.
+struct ExpandItem {
+    RowRange rows;
+    int32_t column, num_columns;
+
+    ExpandItem(const AdapterWork& work, const UpdateItem& item)
+        : ExpandItem(item, num_row_items(*item.segment, kTileItemRows), span_columns(*item.part, widest_span(work))) {}
+
+private:
+    ExpandItem(const UpdateItem& item, int32_t num_ranges, int32_t columns)
+        : rows(*item.segment, item.index % num_ranges, kTileItemRows), column(item.index / num_ranges * columns),
+          num_columns(std::min(columns, item.part->b.num_columns - column)) {}
+};
+
+// Up to sixteen strips at equal distances, over a run of columns.
+class StripsAt {
+public:
+    StripsAt(const Adapter& adapter, const Strips& strips, int32_t first, int32_t num, int32_t column, int32_t count)
+        : first_(adapter.at(strips.place(first, 0), num * strips.strip_bytes())), stride_(strips.strip_bytes()) {
+        if (first_ != nullptr) {
+            first_ += column * strips.item_bytes();
+            return;
+        }
+        for (int32_t s = 0; s < num; ++s)
+            adapter.copy(strips.place(first + s, column), count * strips.item_bytes(), copies_[s]);
+        first_ = copies_[0];
+        stride_ = sizeof copies_[0];
+    }
+    int64_t stride() const { return stride_; }
+    // The 32 columns of a group of strip s.
+    const std::byte* group(int32_t s, int32_t group) const { return first_ + s * stride_ + group * kLineBytes; }
+
+private:
+    const std::byte* first_;
+    int64_t stride_;
+    alignas(64) std::byte copies_[kTileStrips][kSpan * 2 + kLineBytes];  // not all in the same sets of the cache
+};
+
+inline constexpr int32_t kStripsAtOnce = 8;
+
+// Eight strips over a run of columns.
+struct StripPlaces {
+    alignas(64) static constexpr std::byte kZeros[2 * kWideSpan]{};
+    const std::byte* at[kStripsAtOnce] = {kZeros, kZeros, kZeros, kZeros, kZeros, kZeros, kZeros, kZeros};
+    bool are_found = false;
+
+    StripPlaces() = default;
+    // Strips from `first` on where they lie, if they do so on one page; zeros for those that there are not.
+    StripPlaces(const Adapter& adapter, const Strips& strips, int32_t first, int32_t column, int32_t count) {
+        const int32_t num = std::min(kStripsAtOnce, strips.num_strips - first);
+        const std::byte* there = adapter.at(strips.place(first, column), (num - 1) * strips.strip_bytes() + 2 * count);
+        are_found = there != nullptr;
+        if (!are_found) return;
+        for (int32_t s = 0; s < num; ++s) at[s] = there + s * strips.strip_bytes();
+    }
+};
+
+// Copies of those that do not.
+template <int32_t kColumns> struct StripCopies {
+    alignas(64) std::byte columns[kStripsAtOnce][2 * kColumns];
+
+    void find(const Adapter& adapter, const Strips& strips, int32_t first, int32_t column, int32_t count,
+              StripPlaces& places) {
+        if (places.are_found) return;
+        for (int32_t s = 0; s < std::min(kStripsAtOnce, strips.num_strips - first); ++s) {
+            const int64_t place = strips.place(first + s, column);
+            places.at[s] = adapter.at(place, 2 * count);
+            if (places.at[s] != nullptr) continue;
+            adapter.copy(place, 2 * count, columns[s]);
+            places.at[s] = columns[s];
+        }
+    }
+};
+
+}  // namespace kvarto::KVARTO_ISA
+
+#endif
