@@ -5,7 +5,8 @@
 // ascending dims or keys. A key that a row does not see has weight 0, which changes nothing.
 //
 // Cost: 2 * 64 * dim multiply-adds per row and tile, bound by their rate; for few rows 64 shuffles per 256 elements to
-// turn the keys over, below what it takes to read them from memory.
+// turn the keys over, below what it takes to read them from memory. So lines are asked for sixteen keys before their turn,
+// in the order in which they are used: keys, values, and the next tile's keys.
 #pragma once
 
 #include <limits>
@@ -80,8 +81,13 @@ public:
           values_(memory.take<float>(kTileKeys * width_)),
           scores_(memory.take<float>(kBlockRows * kTileKeys)) {}
 
-    // Float32 sums take longer than reading.
-    void ask_for(const int32_t*, int32_t, int32_t, int32_t, int32_t, int32_t) {}
+    // The first keys of what comes next; the path looks ahead itself within it.
+    void ask_for(const int32_t* table, int32_t context, int32_t first_tile, int32_t end_tile, int32_t kv_head, int32_t) {
+        if (first_tile >= end_tile) return;
+        const TileTokens keys(pages_, table, context, first_tile, kv_head, Plane::kKey);
+        for (int32_t key = 0; key < kKeysAhead; ++key)
+            for (int64_t byte = 0; byte < pages_.token_bytes; byte += 64) ask_for_line(keys.token[key], byte);
+    }
 
     // Rows that will attend to tiles before `end_tile`.
     void start(const UnitRows& rows, int32_t) {
@@ -96,8 +102,13 @@ public:
     // Adds the tiles [first_tile, end_tile) of a sequence's pages to the sums of rows [first_row, end_row).
     void attend(const UnitRows& rows, int32_t first_row, int32_t end_row, const int32_t* table, int32_t context,
                 int32_t kv_head, int32_t first_tile, int32_t end_tile, Sums& sums) {
+        if (first_tile >= end_tile) return;
+        TileTokens keys(pages_, table, context, first_tile, kv_head, Plane::kKey);
         for (int32_t tile = first_tile; tile < end_tile; ++tile) {
-            lay_out(table, context, tile, kv_head);
+            const TileTokens values(pages_, table, context, tile, kv_head, Plane::kValue);
+            const TileTokens next(pages_, table, context, std::min(tile + 1, end_tile - 1), kv_head, Plane::kKey);
+            lay_out(keys, values, next);
+            keys = next;
             for (int32_t r = first_row; r < end_row; r += kBlockRows)
                 add_tile(rows, r, std::min(kBlockRows, end_row - r), tile * kTileKeys, sums);
         }
@@ -107,28 +118,44 @@ public:
     const float* in_order(const float* values, float*) const { return values; }
 
 private:
-    void lay_out(const int32_t* table, int32_t context, int32_t tile, int32_t head) {
+    static constexpr int32_t kKeysAhead = 16;
+
+    static void ask_for_line(const std::byte* token, int64_t byte) {
+        if (token != nullptr) __builtin_prefetch(token + byte);
+    }
+
+    void lay_out(const TileTokens& keys, const TileTokens& values, const TileTokens& next) {
         switch (pages_.type) {
-            case KVType::kF32: return lay_out_as<KVType::kF32>(table, context, tile, head);
-            case KVType::kF16: return lay_out_as<KVType::kF16>(table, context, tile, head);
-            case KVType::kBF16: return lay_out_as<KVType::kBF16>(table, context, tile, head);
-            case KVType::kInt8: return lay_out_as<KVType::kInt8>(table, context, tile, head);
+            case KVType::kF32: return lay_out_as<KVType::kF32>(keys, values, next);
+            case KVType::kF16: return lay_out_as<KVType::kF16>(keys, values, next);
+            case KVType::kBF16: return lay_out_as<KVType::kBF16>(keys, values, next);
+            case KVType::kInt8: return lay_out_as<KVType::kInt8>(keys, values, next);
         }
     }
 
-    template <KVType kType> void lay_out_as(const int32_t* table, int32_t context, int32_t tile, int32_t head) {
-        const TileTokens keys(pages_, table, context, tile, head, Plane::kKey);
-        for (int32_t key = 0; key < kTileKeys; key += 16)
+    template <KVType kType>
+    void lay_out_as(const TileTokens& keys, const TileTokens& values, const TileTokens& next) {
+        constexpr int32_t kLineElements = 64 / element_bytes(kType);
+        for (int32_t key = 0; key < kTileKeys; key += 16) {
+            const std::byte* const* ahead = key + 16 < kTileKeys ? keys.token + key + 16 : values.token;
             for (int32_t i = 0; i < dim_; i += 16) {
                 F32x16 block[16];
-                for (int j = 0; j < 16; ++j) block[j] = load_token<kType>(keys, key + j, i, dim_);
+                for (int j = 0; j < 16; ++j) {
+                    if (i % kLineElements == 0) ask_for_line(ahead[j], i * element_bytes(kType));
+                    block[j] = load_token<kType>(keys, key + j, i, dim_);
+                }
                 transpose16(block);
                 for (int j = 0; j < 16; ++j) block[j].store(keys_ + (i + j) * kTileKeys + key);
             }
-        const TileTokens values(pages_, table, context, tile, head, Plane::kValue);
-        for (int32_t key = 0; key < kTileKeys; ++key)
-            for (int32_t i = 0; i < dim_; i += 16)
+        }
+        for (int32_t key = 0; key < kTileKeys; ++key) {
+            const int32_t ahead = key + kKeysAhead;
+            const std::byte* line = ahead < kTileKeys ? values.token[ahead] : next.token[ahead - kTileKeys];
+            for (int32_t i = 0; i < dim_; i += 16) {
+                if (i % kLineElements == 0) ask_for_line(line, i * element_bytes(kType));
                 load_token<kType>(values, key, i, dim_).store(values_ + key * width_ + i);
+            }
+        }
     }
 
     void add_tile(const UnitRows& rows, int32_t row, int32_t num_rows, int32_t first_key, Sums& sums) {
