@@ -166,20 +166,21 @@ private:
 
     template <int R> void attend_few(const UnitRows& rows, int32_t row, const KeyGroup* groups, Sums& sums) {
         alignas(64) float queries[R * kMaxHeadDim], weights[R * kStripKeys];
+        const ReadOrder order{groups, ahead_, num_keys_ / kGroupKeys};
         widen_bf16(query_rows_ + row * width_, R * width_, queries);
         {
             const FlushDenormals flush;
-            for (int32_t g = 0; g < num_keys_ / kGroupKeys; ++g) {
+            for (int32_t g = 0; g < order.num_groups; ++g) {
                 float* scores = scores_ + g * kGroupKeys * kFewQueries;
-                const std::byte *keys = groups[g].keys, *ahead = ahead_[g].keys != nullptr ? ahead_[g].keys : keys;
-                if (keys != nullptr) score_few<R>(keys, width_, queries, scores, ahead);
+                const std::byte* keys = groups[g].keys;
+                if (keys != nullptr) score_few<R>(keys, width_, queries, scores, order.ahead_of_keys(g, keys));
                 else std::fill_n(scores, kGroupKeys * kFewQueries, 0.0F);
             }
         }
         weigh_block<4>(rows, row, R, scores_, weights_, sums);
         for (int r = 0; r < R; ++r) widen_bf16(weights_ + r * kStripKeys, num_keys_, weights + r * kStripKeys);
         const FlushDenormals flush;
-        add_values_few<R>(groups, ahead_, num_keys_, width_, weights, sums.values + row * sums.width, sums.width);
+        add_values_few<R>(order, num_keys_, width_, weights, sums.values + row * sums.width, sums.width);
         std::fill_n(ahead_, kStripKeys / kGroupKeys, KeyGroup{});
     }
 

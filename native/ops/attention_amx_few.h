@@ -4,8 +4,8 @@
 // A tile product adds up even and odd elements of 32 apart, each in a chain of fused multiply-adds that flushes
 // denormal numbers, then both together, then that to what was there (Intel's manual, TDPBF16PS).
 //
-// Reading and multiplying take about as long, so what comes next is asked for line by line in between: all at once
-// would be more than the machine keeps track of, and the rest is forgotten.
+// Reading and multiplying take about as long, so lines are asked for in between, some groups before their turn and over
+// the ends of strips and heads: all at once would be more than the machine keeps track of, and the rest is forgotten.
 //
 // Cost of 64 keys of dim 64 for three queries: about 1,000 operations for scores, a third of which turns keys over, and
 // 900 for values, two a cycle.
@@ -39,6 +39,30 @@ inline __m512 odd_elements(__m512i x) {
 inline void widen_bf16(const uint16_t* from, int32_t count, float* to) {
     for (int32_t i = 0; i < count; i += 16) F32x16::load_bf16(from + i).store(to + i);
 }
+
+// What a strip reads: keys of its groups, their values, and then the keys of what comes next.
+struct ReadOrder {
+    const KeyGroup *groups, *next;
+    int32_t num_groups;
+
+    // What is read `kGroupsAhead` later than that; where nothing is, `otherwise`.
+    const std::byte* ahead_of_keys(int32_t group, const std::byte* otherwise) const {
+        return place(group + kGroupsAhead, otherwise);
+    }
+    const std::byte* ahead_of_values(int32_t group, const std::byte* otherwise) const {
+        return place(num_groups + group + kGroupsAhead, otherwise);
+    }
+
+private:
+    static constexpr int32_t kGroupsAhead = 6;
+
+    const std::byte* place(int32_t index, const std::byte* otherwise) const {
+        const std::byte* found = index < num_groups       ? groups[index].keys
+                                 : index < 2 * num_groups ? groups[index - num_groups].values
+                                                          : next[index - 2 * num_groups].keys;
+        return found != nullptr ? found : otherwise;
+    }
+};
 
 inline void ask_for_line(const std::byte* first, int32_t line) { _mm_prefetch(first + int64_t{line} * 64, _MM_HINT_T1); }
 
@@ -93,10 +117,10 @@ inline void store_columns(__m512 even, __m512 odd, float* out) {
     _mm512_storeu_ps(out + 16, _mm512_permutex2var_ps(even, last, odd));
 }
 
-// out[r] = the sum over keys of weight times value. `weights` are [R, kStripKeys], float32 of bfloat16. Asks for the
-// values of the groups `ahead`.
+// out[r] = the sum over keys of weight times value. `weights` are [R, kStripKeys], float32 of bfloat16. Values are walked
+// once per 32 dims; each time their share of what comes next is asked for.
 template <int R>
-void add_values_few(const KeyGroup* groups, const KeyGroup* ahead, int32_t num_keys, int32_t width,
+void add_values_few(const ReadOrder& order, int32_t num_keys, int32_t width,
                     const float* weights, float* out, int64_t out_width) {
     for (int32_t i = 0; i < width; i += 32) {
         __m512 sums[R][2];
@@ -107,15 +131,16 @@ void add_values_few(const KeyGroup* groups, const KeyGroup* ahead, int32_t num_k
                 even[r][0] = even[r][1] = odd[r][0] = odd[r][1] = _mm512_setzero_ps();
             });
             for (int32_t half = 0; half < 2; ++half) {
-                const KeyGroup& group = groups[block / kGroupKeys + half];
+                const int32_t g = block / kGroupKeys + half;
+                const KeyGroup& group = order.groups[g];
                 if (group.values == nullptr) continue;
-                const std::byte* next = ahead[block / kGroupKeys + half].values;
-                if (next == nullptr) next = group.values;
+                const int32_t step = i / 32 * order.num_groups + g, lines = 16 * (step % (width / 32));
+                const std::byte* next = order.ahead_of_values(step / (width / 32), group.values);
                 const float* weight = weights + block + half * kGroupKeys;
                 const std::byte* value = group.values + int64_t{i} * 2;
                 for (int32_t key = 0; key < group.num_keys; key += 2, value += int64_t{width} * 4, weight += 2) {
-                    ask_for_line(next, i / 2 + key);
-                    ask_for_line(next, i / 2 + key + 1);
+                    ask_for_line(next, lines + key);
+                    ask_for_line(next, lines + key + 1);
                     const __m512i of_even = _mm512_loadu_si512(value);
                     const __m512 low = even_elements(of_even), high = odd_elements(of_even);
                     unrolled<R>([&]<int r>() {
