@@ -1,11 +1,12 @@
 """What an adapter is, as 256 bits: a function of what it does to its base, of no name, folder, file order or key order.
 
     shape   = blake3 of fields: version, then per update: target, rank, scaling, types, shapes; token rows; invocation
-    adapter = blake3 of fields: shape, stream, magnitudes
+    page    = blake3 of its bytes
+    adapter = blake3 of fields: shape, size of pages, pages in order
 
-The stream is what pages hold (packing.py): the bytes of all tensors in an order that follows from the shape, whatever
-the pages' size. A magnitude's place in it is zero here, since what stands there later is the base's work too; the
-magnitudes are a field of their own, as the file has them.
+What pages hold (packing.py) is what steps compute with, so every byte is hashed once, for two purposes: equal pages are
+known by their digests, equal adapters by the digest of those. It is a key inside of one server: with pages of another
+size, or another base under its magnitudes, the same files have another digest.
 
 Prefix caches key KV by it, so an adapter that is loaded again under the same name with other weights never meets old
 KV, and equal adapters under two names share pages.
@@ -14,8 +15,8 @@ KV, and equal adapters under two names share pages.
 from __future__ import annotations
 
 import struct
-from collections import OrderedDict
-from threading import Lock
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from blake3 import blake3
@@ -23,15 +24,23 @@ from numpy.typing import NDArray
 
 from kvarto.adapters.adapter import Adapter, LowRankUpdate, TokenRows
 from kvarto.adapters.arrays import StoredArray
-from kvarto.core.digest_fields import field, field_header
-from kvarto.models.raw_file import FileIdentity
+from kvarto.core.digest_fields import field
 
-VERSION = b"2"
+VERSION = b"3"
 _SHAPE = "kvarto 2026 shape of an adapter"
 _ADAPTER = "kvarto 2026 adapter"
 _PAGE = "kvarto 2026 page of an adapter"
 
 Bytes = NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True)
+class Digests:
+    """Of what is in an adapter's pages."""
+
+    content: bytes
+    """Of the adapter."""
+    pages: tuple[bytes, ...]
 
 
 def shape_digest(adapter: Adapter) -> bytes:
@@ -45,42 +54,15 @@ def shape_digest(adapter: Adapter) -> bytes:
     return shape.digest()
 
 
-def content_digest(shape: bytes, stream: Bytes, magnitudes: Bytes) -> bytes:
-    """32 bytes. `stream` without the zeros of the last page, `magnitudes` as a `Packer` has them."""
-    content = blake3(field(b"F", shape) + field_header(b"X", stream.size), derive_key_context=_ADAPTER)
-    content.update(stream.data)
-    content.update(field_header(b"M", magnitudes.size))
-    content.update(magnitudes.data)
-    return content.digest()
+def content_digest(shape: bytes, page_bytes: int, pages: Sequence[bytes]) -> bytes:
+    """32 bytes, from the digests of all pages."""
+    fields = field(b"F", shape) + field(b"Z", _integers((page_bytes,))) + field(b"P", b"".join(pages))
+    return blake3(fields, derive_key_context=_ADAPTER).digest()
 
 
 def page_digests(images: Bytes) -> tuple[bytes, ...]:
     """32 bytes for each of `[num_pages, page_bytes]`: equal pages are known by them."""
     return tuple(blake3(image.data, derive_key_context=_PAGE).digest() for image in images)
-
-
-class DigestCache:
-    """Digests by the identity of the files they were computed from. One per base model; safe to use from threads."""
-
-    def __init__(self, max_entries: int = 1 << 16) -> None:
-        self._max_entries = max_entries
-        self._lock = Lock()
-        self._digests: OrderedDict[tuple[FileIdentity, ...], bytes] = OrderedDict()
-
-    def get(self, files: tuple[FileIdentity, ...]) -> bytes | None:
-        """What was put there, if it is still known."""
-        with self._lock:
-            if files not in self._digests:
-                return None
-            self._digests.move_to_end(files)
-            return self._digests[files]
-
-    def put(self, files: tuple[FileIdentity, ...], digest: bytes) -> None:
-        """Remember what these files hold."""
-        with self._lock:
-            self._digests[files] = digest
-            while len(self._digests) > self._max_entries:
-                self._digests.popitem(last=False)
 
 
 def _update_fields(update: LowRankUpdate) -> bytes:

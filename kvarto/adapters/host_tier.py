@@ -17,8 +17,8 @@ from __future__ import annotations
 from collections import deque
 from functools import partial
 
+from kvarto.adapters.digest import Digests
 from kvarto.adapters.host_entry import HostEntry, HostState
-from kvarto.adapters.packer import Digests
 from kvarto.adapters.rate import Rate
 from kvarto.adapters.source import FoundAdapter, Source
 from kvarto.adapters.spare_images import Images, SpareImages

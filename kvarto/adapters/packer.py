@@ -1,6 +1,6 @@
-"""Packer: from an adapter's file to the bytes of its pages and their digests, in one pass. One per shape.
+"""Packer: from an adapter's file to the bytes of its pages, in one pass; and their digests. One per shape.
 
-    file ── native: read, look for NaN, rearrange ──> stream, magnitudes ── digest ──> g in its place ──> page images
+    file ── native: read, look for NaN, rearrange ──> stream, magnitudes ── g in its place ──> page images ──> digests
 
 Values are read once, and never by Python. Of a magnitude m (DoRA), pages do not hold m itself but what rows are
 multiplied with, g = m / |W + scaling B A|: it needs the base's weights, so whoever has them gives it.
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from kvarto.adapters.adapter import Adapter, LowRankUpdate
 from kvarto.adapters.arrays import StoredArray, bits_of, not_finite, to_float32
-from kvarto.adapters.digest import content_digest, page_digests, shape_digest
+from kvarto.adapters.digest import Digests, content_digest, page_digests, shape_digest
 from kvarto.adapters.magnitudes import ScaleOf, UpdateValues
 from kvarto.adapters.packing import SCALE_DTYPE, stream_bytes, stream_starts, strips_of
 from kvarto.core import _native
@@ -27,15 +27,6 @@ from kvarto.models.raw_file import RawFile
 Bytes = NDArray[np.uint8]
 _MAGNITUDE_ALIGNMENT = 4
 """Bytes: they may be of several types, and follow each other so far apart."""
-
-
-@dataclass(frozen=True, slots=True)
-class Digests:
-    """Of what was packed."""
-
-    content: bytes
-    """Of the adapter."""
-    pages: tuple[bytes, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +94,7 @@ class Packer:
         tensors = [each.native() for each in placed]
         self._plan = _native.adapters.PackPlan(tensors, file_bytes, self.stream_bytes, self._magnitude_bytes)
 
-    def pack(self, file: RawFile, images: Bytes, scale_of: ScaleOf | None = None) -> Digests:
+    def pack(self, file: RawFile, images: Bytes, scale_of: ScaleOf | None = None) -> None:
         """Fill `images`, `[num_pages, page_bytes]`; what the last page does not hold is zero.
 
         `scale_of` is needed where there are magnitudes. Raises BadAdapter where a value is not finite, BadFile where
@@ -117,11 +108,14 @@ class Packer:
             raise BadFile(f"`{file.path}` shrank while it was read; stop what writes to it and start again") from error
         if bad is not None:
             raise not_finite(self._names[bad])
-        content = content_digest(self._shape_digest, stream[: self.stream_bytes], magnitudes)
         for update in self._scaled:
             assert scale_of is not None, "an adapter with magnitudes needs the base to be packed"
             _fill_scale(update, stream, magnitudes, scale_of)
-        return Digests(content, page_digests(images))
+
+    def digests(self, images: Bytes) -> Digests:
+        """Of what was packed."""
+        pages = page_digests(images)
+        return Digests(content_digest(self._shape_digest, images.shape[1], pages), pages)
 
 
 def _placed_updates(adapter: Adapter, starts: Iterator[int]) -> Iterator[_PlacedUpdate]:

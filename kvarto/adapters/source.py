@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -18,12 +19,13 @@ from numpy.typing import NDArray
 from kvarto.adapters.adapter import Adapter
 from kvarto.adapters.base_copies import IsCopy
 from kvarto.adapters.binding import bound_shape, unsupported
-from kvarto.adapters.digest import DigestCache
+from kvarto.adapters.digest import Digests
 from kvarto.adapters.files import AdapterLimits, PinnedFile
 from kvarto.adapters.gguf_files import open_gguf_adapter
+from kvarto.adapters.known_digests import KnownDigests
 from kvarto.adapters.magnitudes import ScaleOf
 from kvarto.adapters.opened import OpenedAdapter
-from kvarto.adapters.packer import Digests, Packer
+from kvarto.adapters.packer import Packer
 from kvarto.adapters.packing import num_pages
 from kvarto.adapters.peft_files import CONFIG_NAME, TENSORS_NAME, open_peft_adapter
 from kvarto.adapters.shape_cache import ShapeCache
@@ -96,15 +98,17 @@ class AdapterFiles:
         limits: AdapterLimits | None = None,
         is_copy: IsCopy | None = None,
         scale_of: ScaleOf | None = None,
+        now_ns: Callable[[], int] = time.time_ns,
     ) -> None:
-        """`is_copy`: see `open_peft_adapter`; `scale_of`: see `Packer.pack`."""
+        """`is_copy`: see `open_peft_adapter`; `scale_of`: see `Packer.pack`; `now_ns`: the clock of files' times."""
         self._base = base
         self._roots = tuple(roots)
         self._page_bytes = page_bytes
         self._limits = limits or AdapterLimits()
         self._is_copy = is_copy
         self._scale_of = scale_of
-        self._digests = DigestCache()
+        self._now_ns = now_ns
+        self._digests = KnownDigests()
         self._shapes: ShapeCache[AdapterShape] = ShapeCache()
 
     def find(self, path: Path) -> FoundAdapter:
@@ -116,15 +120,23 @@ class AdapterFiles:
         identity = tuple(file.identity for file in opened.files)
         count = num_pages(shape.packer.stream_bytes, self._page_bytes)
         on_disk = AdapterOnDisk(shape, opened.tensors_file)
-        return FoundAdapter(shape.adapter, identity, count, self._digests.get(identity), on_disk)
+        return FoundAdapter(shape.adapter, identity, count, self._digests.content(identity), on_disk)
 
     def read(self, found: FoundAdapter, images: NDArray[np.uint8]) -> Digests:
-        """Fill `images`: `[num_pages, page_bytes]`. Raises BadAdapter where a value is not finite or a file changed."""
+        """Fill `images`: `[num_pages, page_bytes]`. Raises BadAdapter where a value is not finite or a file changed.
+
+        Files that were read before, and not written since, are not hashed again.
+        """
         assert found.on_disk is not None, "an adapter without files is read"
         assert len(images) == found.num_pages, f"{len(images)} pages for an adapter of {found.num_pages}"
+        packer, began_ns = found.on_disk.shape.packer, self._now_ns()
+        known = self._digests.digests(found.identity)
         with found.on_disk.tensors_file.opened() as file:
-            digests = found.on_disk.shape.packer.pack(file, images, self._scale_of)
-        self._digests.put(found.identity, digests.content)
+            packer.pack(file, images, self._scale_of)
+        if known is not None:
+            return known
+        digests = packer.digests(images)
+        self._digests.put(found.identity, digests, began_ns)
         return digests
 
     def _new_shape(self, opened: OpenedAdapter) -> AdapterShape:

@@ -12,8 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvarto.adapters.adapter import Adapter
-from kvarto.adapters.digest import page_digests
-from kvarto.adapters.packer import Digests
+from kvarto.adapters.digest import Digests, page_digests
 from kvarto.adapters.source import FoundAdapter
 from kvarto.core.errors import BadAdapter
 from kvarto.models.raw_file import FileIdentity

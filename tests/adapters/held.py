@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from kvarto.adapters.adapter import Adapter, LowRankUpdate
 from kvarto.adapters.arrays import Bits, Bytes, Encoding, StoredArray
-from kvarto.adapters.digest import content_digest, shape_digest
+from kvarto.adapters.digest import content_digest, page_digests, shape_digest
 from kvarto.adapters.magnitudes import UpdateValues
 from kvarto.adapters.opened import OpenedAdapter
 from kvarto.adapters.packing import stream_order, strips_of
@@ -85,16 +85,11 @@ def page_images(adapter: Adapter, page_bytes: int, scale_of: ScaleOf | None = No
     return [stream[start : start + page_bytes] for start in range(0, len(stream), page_bytes)]
 
 
-def adapter_digest(adapter: Adapter) -> bytes:
+def adapter_digest(adapter: Adapter, page_bytes: int, scale_of: ScaleOf | None = None) -> bytes:
     """What the content digest has to be."""
-    stream = _stream(adapter, lambda update: np.zeros(update.target.out_width, np.float32))
-    magnitudes = b""
-    for update in adapter.updates:
-        if update.magnitude is not None:
-            magnitudes += update.magnitude.read().tobytes()
-            magnitudes += bytes(-len(magnitudes) % 4)
-    arrays = (np.frombuffer(each, np.uint8) for each in (stream, magnitudes))
-    return content_digest(shape_digest(adapter), *arrays)
+    images = page_images(adapter, page_bytes, scale_of)
+    pages = page_digests(np.frombuffer(b"".join(images), np.uint8).reshape(len(images), page_bytes))
+    return content_digest(shape_digest(adapter), page_bytes, pages)
 
 
 def _stream(adapter: Adapter, scale_of: ScaleOf | None) -> bytes:

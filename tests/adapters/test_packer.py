@@ -59,8 +59,9 @@ def check(path: Path, base: BaseTargets, page_bytes: int = PAGE_BYTES) -> None:
     assert found.on_disk is not None
     adapter = held(OpenedAdapter(found.adapter, (found.on_disk.tensors_file,), b""))
     images, content = packed(files, found, page_bytes)
-    assert images == page_images(adapter, page_bytes, lambda update: scale_of(update, update_values(update)))
-    assert content == adapter_digest(adapter)
+    scale = lambda update: scale_of(update, update_values(update))  # noqa: E731
+    assert images == page_images(adapter, page_bytes, scale)
+    assert content == adapter_digest(adapter, page_bytes, scale)
 
 
 @pytest.mark.parametrize("options", MATRIX, ids=lambda options: f"r{options.rank} {options.dtypes}")
