@@ -94,16 +94,17 @@ class Packer:
         tensors = [each.native() for each in placed]
         self._plan = _native.adapters.PackPlan(tensors, file_bytes, self.stream_bytes, self._magnitude_bytes)
 
-    def pack(self, file: RawFile, images: Bytes, scale_of: ScaleOf | None = None) -> None:
+    def pack(self, file: RawFile, images: Bytes, scale_of: ScaleOf | None = None, *, may_be_direct: bool) -> None:
         """Fill `images`, `[num_pages, page_bytes]`; what the last page does not hold is zero.
 
-        `scale_of` is needed where there are magnitudes. Raises BadAdapter where a value is not finite, BadFile where
+        `scale_of` is needed where there are magnitudes. `may_be_direct`: past the page cache, where the file is not in
+        it. Raises BadAdapter where a value is not finite, BadFile where
         the file has become shorter.
         """
         stream, magnitudes = images.reshape(-1), np.empty(self._magnitude_bytes, np.uint8)
         assert images.flags.c_contiguous, "pages do not follow each other"
         try:
-            bad = self._plan.pack(file.fileno(), stream, magnitudes)
+            bad, _ = self._plan.pack(file.fileno(), stream, magnitudes, may_be_direct)
         except EOFError as error:
             raise BadFile(f"`{file.path}` shrank while it was read; stop what writes to it and start again") from error
         if bad is not None:

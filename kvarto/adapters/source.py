@@ -35,6 +35,8 @@ from kvarto.core.errors import BadAdapter, UnsupportedAdapter
 from kvarto.models.raw_file import FileIdentity
 
 GGUF_SUFFIX = ".gguf"
+LEAST_DIRECT_BYTES = 256 << 10
+"""Of a file that is read past the page cache: a smaller one is a single read in any case."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -125,14 +127,18 @@ class AdapterFiles:
     def read(self, found: FoundAdapter, images: NDArray[np.uint8]) -> Digests:
         """Fill `images`: `[num_pages, page_bytes]`. Raises BadAdapter where a value is not finite or a file changed.
 
-        Files that were read before, and not written since, are not hashed again.
+        Files that were read before, and not written since, are not hashed again. A first read goes past the page cache
+        where it can: most adapters are read once in a long while, and would push out what is needed. What is read again
+        was pushed out of the device, and has its place there.
         """
         assert found.on_disk is not None, "an adapter without files is read"
         assert len(images) == found.num_pages, f"{len(images)} pages for an adapter of {found.num_pages}"
         packer, began_ns = found.on_disk.shape.packer, self._now_ns()
         known = self._digests.digests(found.identity)
+        is_first = self._digests.content(found.identity) is None
         with found.on_disk.tensors_file.opened() as file:
-            packer.pack(file, images, self._scale_of)
+            may_be_direct = is_first and file.size_bytes >= LEAST_DIRECT_BYTES
+            packer.pack(file, images, self._scale_of, may_be_direct=may_be_direct)
         if known is not None:
             return known
         digests = packer.digests(images)

@@ -1,10 +1,7 @@
 #include "adapters/file_rows.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <bit>
-#include <cerrno>
 #include <cstring>
 #include <vector>
 
@@ -17,22 +14,36 @@ namespace {
 using End = PackPlan::End;
 using Result = PackPlan::Result;
 
-Result read_bytes(int file, int64_t offset, int64_t count, std::byte* out) {
-    while (count > 0) {
-        const ssize_t got = pread(file, out, static_cast<size_t>(count), static_cast<off_t>(offset));
-        if (got < 0 && errno == EINTR) continue;
-        if (got < 0) return {End::kFailed, 0, errno};
-        if (got == 0) return {End::kFileEnded};
-        offset += got, out += got, count -= got;
-    }
-    return {};
+// At a time, and how far behind what is copied the next is asked for: measured, the fastest of what was tried.
+constexpr int64_t kCopiedBytes = 2 << 10, kAheadBytes = 4 << 10;
+// At a time: looked at, then moved out of the first-level cache.
+constexpr int64_t kRearrangedBytes = 32 << 10;
+
+Result ended(const FileReader::Bytes& bytes) {
+    return bytes.end == FileReader::End::kFileEnded ? Result{End::kFileEnded} : Result{End::kFailed, 0, bytes.error};
 }
 
 // All ones in the exponent: infinite, or no number. Looks at every value, so that the loop has no branch.
-template <class Bits> bool is_finite(const std::byte* values, int64_t count, Bits exponent) {
-    const auto* bits = reinterpret_cast<const Bits*>(values);
+template <class Bits> bool is_finite(const std::byte* __restrict in, int64_t count, Bits exponent) {
     Bits found = 0;
-    for (int64_t i = 0; i < count; ++i) found |= static_cast<Bits>((bits[i] & exponent) == exponent);
+    for (int64_t i = 0; i < count; ++i) {
+        Bits bits;  // where a file has a value, it may be aligned to nothing
+        std::memcpy(&bits, in + i * sizeof(Bits), sizeof(Bits));
+        found |= static_cast<Bits>((bits & exponent) == exponent);
+    }
+    return found == 0;
+}
+
+// The same, and copies.
+template <class Bits>
+bool copy_finite(const std::byte* __restrict in, int64_t count, Bits exponent, std::byte* __restrict out) {
+    Bits found = 0;
+    for (int64_t i = 0; i < count; ++i) {
+        Bits bits;
+        std::memcpy(&bits, in + i * sizeof(Bits), sizeof(Bits));
+        std::memcpy(out + i * sizeof(Bits), &bits, sizeof(Bits));
+        found |= static_cast<Bits>((bits & exponent) == exponent);
+    }
     return found == 0;
 }
 
@@ -40,6 +51,18 @@ bool is_finite(FileType type, const std::byte* values, int64_t count) {
     if (type == FileType::kF16) return is_finite<uint16_t>(values, count, 0x7C00);
     if (type == FileType::kBF16) return is_finite<uint16_t>(values, count, 0x7F80);
     return is_finite<uint32_t>(values, count, 0x7F800000);
+}
+
+// What a disk has written lies in no cache near; asked for early, it comes while something else is done.
+void prefetch(const FileReader::Bytes& bytes, int64_t first, int64_t count) {
+    for (const int64_t last = std::min(first + count, bytes.count); first < last; first += 64)
+        __builtin_prefetch(bytes.data + first, 0, 2);
+}
+
+bool copy_finite(FileType type, const std::byte* values, int64_t count, std::byte* out) {
+    if (type == FileType::kF16) return copy_finite<uint16_t>(values, count, 0x7C00, out);
+    if (type == FileType::kBF16) return copy_finite<uint16_t>(values, count, 0x7F80, out);
+    return copy_finite<uint32_t>(values, count, 0x7F800000, out);
 }
 
 float half_to_float(uint16_t half) {
@@ -63,13 +86,14 @@ void widen_q8_0(const std::byte* blocks, int64_t num_values, float* out) {
 // A block of rows becomes pieces of columns.
 template <class Item>
 void put_columns(const std::byte* rows, const FileTensor& tensor, int64_t first, int64_t count, std::byte* target) {
-    const auto* in = reinterpret_cast<const Item*>(rows);
-    auto* out = reinterpret_cast<Item*>(target);
-    if (tensor.num_heads == 0) return transpose(in, count, tensor.num_columns, out + first, tensor.num_rows);
+    constexpr int64_t kItem = sizeof(Item);
+    if (tensor.num_heads == 0)
+        return transpose<Item>(rows, count, tensor.num_columns, target + first * kItem, tensor.num_rows);
     for (int64_t row = 0; row < count; ++row) {
         const int64_t place = tensor.place_of(first + row);
         for (int64_t column = 0; column < tensor.num_columns; ++column)
-            out[column * tensor.num_rows + place] = in[row * tensor.num_columns + column];
+            std::memcpy(target + (column * tensor.num_rows + place) * kItem,
+                        rows + (row * tensor.num_columns + column) * kItem, kItem);
     }
 }
 
@@ -78,43 +102,48 @@ void put(const std::byte* rows, const FileTensor& tensor, int64_t first, int64_t
     if (tensor.is_transposed && tensor.item_bytes() == 2) return put_columns<uint16_t>(rows, tensor, first, count, target);
     if (tensor.is_transposed) return put_columns<uint32_t>(rows, tensor, first, count, target);
     const int64_t row_bytes = tensor.row_bytes();
-    if (tensor.num_heads == 0) {
-        std::memcpy(target + first * row_bytes, rows, static_cast<size_t>(count * row_bytes));
-        return;
-    }
     for (int64_t row = 0; row < count; ++row)
         std::memcpy(target + tensor.place_of(first + row) * row_bytes, rows + row * row_bytes,
                     static_cast<size_t>(row_bytes));
 }
 
 // Straight to where it goes.
-Result read_as_it_lies(int file, const FileTensor& tensor, std::byte* target) {
-    const int64_t size_bytes = tensor.size_bytes();
-    for (int64_t done = 0; done < size_bytes; done += kBlockBytes) {
-        const int64_t here = std::min(kBlockBytes, size_bytes - done);
-        const Result result = read_bytes(file, tensor.offset + done, here, target + done);
-        if (result.end != End::kDone) return result;
-        if (!is_finite(tensor.type, target + done, here / tensor.item_bytes())) return {End::kNotFinite};
+Result read_as_it_lies(FileReader& file, const FileTensor& tensor, std::byte* target) {
+    const int64_t size_bytes = tensor.size_bytes(), item_bytes = tensor.item_bytes();
+    for (int64_t done = 0; done < size_bytes;) {
+        const FileReader::Bytes found = file.at(tensor.offset + done, item_bytes);
+        if (found.end != FileReader::End::kDone) return ended(found);
+        const int64_t here = std::min({found.count, size_bytes - done, kCopiedBytes}) / item_bytes * item_bytes;
+        prefetch(found, kAheadBytes, here);
+        if (!copy_finite(tensor.type, found.data, here / item_bytes, target + done)) return {End::kNotFinite};
+        done += here;
     }
     return {};
 }
 
+// So many that they fit the cache; whole cache lines of columns where there are several.
+int64_t rows_at_once(const FileTensor& tensor) {
+    const int64_t wanted = std::max<int64_t>(64, kRearrangedBytes / tensor.row_bytes());
+    return std::min(wanted, kMostAtOnce / tensor.row_bytes());
+}
+
 // Some rows at a time, each to its place.
-Result read_rows(int file, const FileTensor& tensor, std::byte* target) {
-    thread_local std::vector<std::byte> raw(kBlockBytes);
-    thread_local std::vector<float> widened(kBlockBytes / sizeof(float));
-    const int64_t rows_at_once = kBlockBytes / tensor.row_bytes(), row_bytes = tensor.file_row_bytes();
-    for (int64_t first = 0; first < tensor.num_rows; first += rows_at_once) {
-        const int64_t here = std::min(rows_at_once, tensor.num_rows - first);
-        const Result result = read_bytes(file, tensor.offset + first * row_bytes, here * row_bytes, raw.data());
-        if (result.end != End::kDone) return result;
-        const std::byte* rows = raw.data();
+Result read_rows(FileReader& file, const FileTensor& tensor, std::byte* target) {
+    thread_local std::vector<float> widened(kMostAtOnce / sizeof(float));
+    const int64_t row_bytes = tensor.file_row_bytes(), most = rows_at_once(tensor);
+    for (int64_t first = 0; first < tensor.num_rows;) {
+        const FileReader::Bytes found = file.at(tensor.offset + first * row_bytes, row_bytes);
+        if (found.end != FileReader::End::kDone) return ended(found);
+        const int64_t here = std::min({most, tensor.num_rows - first, found.count / row_bytes});
+        const std::byte* rows = found.data;
         if (tensor.type == FileType::kQ8_0) {
-            widen_q8_0(raw.data(), here * tensor.num_columns, widened.data());
+            widen_q8_0(found.data, here * tensor.num_columns, widened.data());
             rows = reinterpret_cast<const std::byte*>(widened.data());
         }
+        prefetch(found, here * row_bytes, here * row_bytes);
         if (!is_finite(tensor.type, rows, here * tensor.num_columns)) return {End::kNotFinite};
         put(rows, tensor, first, here, target);
+        first += here;
     }
     return {};
 }
@@ -127,7 +156,7 @@ int64_t FileTensor::place_of(int64_t row) const {
     return head * head_rows + inside % 2 * (head_rows / 2) + inside / 2;
 }
 
-Result read_tensor(int file, const FileTensor& tensor, std::byte* target) {
+Result read_tensor(FileReader& file, const FileTensor& tensor, std::byte* target) {
     if (tensor.is_rearranged()) return read_rows(file, tensor, target);
     if (tensor.type != FileType::kQ8_0) return read_as_it_lies(file, tensor, target);
     FileTensor blocks = tensor;  // where order stays, a row may be as long as it likes

@@ -1,6 +1,7 @@
 #include "adapters/pack_plan.h"
 
 #include <algorithm>
+#include <numeric>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -24,7 +25,7 @@ void check(const FileTensor& tensor, int64_t file_bytes, int64_t target_bytes) {
     require(tensor.type != FileType::kQ8_0 || tensor.num_columns % 32 == 0, "a row that is no whole number of blocks");
     require(tensor.num_heads >= 0 && tensor.num_heads <= tensor.num_rows, "more heads than rows");
     require(tensor.num_heads == 0 || tensor.num_rows % (2 * tensor.num_heads) == 0, "rows that make no whole heads");
-    require(!tensor.is_rearranged() || tensor.row_bytes() <= kBlockBytes, "a row too long to be rearranged");
+    require(!tensor.is_rearranged() || tensor.row_bytes() <= kMostAtOnce, "a row too long to be rearranged");
     require(tensor.offset >= 0 && tensor.offset <= file_bytes - tensor.file_bytes(), "a tensor outside of the file");
     require(tensor.start >= 0 && tensor.start <= target_bytes - tensor.size_bytes(), "a tensor outside of its target");
     require(tensor.start % tensor.item_bytes() == 0, "a tensor that begins inside a value");
@@ -38,6 +39,10 @@ PackPlan::PackPlan(std::vector<FileTensor> tensors, int64_t file_bytes, int64_t 
     : tensors_(std::move(tensors)), stream_bytes_(stream_bytes), beside_bytes_(beside_bytes) {
     require(file_bytes >= 0 && stream_bytes >= 0 && beside_bytes >= 0, "a negative size");
     for (const FileTensor& tensor : tensors_) check(tensor, file_bytes, tensor.is_beside ? beside_bytes : stream_bytes);
+    order_.resize(tensors_.size());
+    std::iota(order_.begin(), order_.end(), size_t{0});
+    std::ranges::stable_sort(order_, {}, [this](size_t index) { return tensors_[index].offset; });
+    for (const FileTensor& tensor : tensors_) end_ = std::max(end_, tensor.offset + tensor.file_bytes());
     stream_gaps_ = gaps(false, stream_bytes);
     beside_gaps_ = gaps(true, beside_bytes);
 }
@@ -57,18 +62,22 @@ std::vector<PackPlan::Gap> PackPlan::gaps(bool is_beside, int64_t size_bytes) co
     return found;
 }
 
-PackPlan::Result PackPlan::pack(int file, std::span<std::byte> stream, std::span<std::byte> beside) const {
+PackPlan::Result PackPlan::pack(int file, std::span<std::byte> stream, std::span<std::byte> beside,
+                                bool may_be_direct) const {
     require(std::cmp_greater_equal(stream.size(), stream_bytes_) && is_aligned(stream), "the stream has no room");
     require(std::cmp_greater_equal(beside.size(), beside_bytes_) && is_aligned(beside), "what goes beside has no room");
-    for (size_t i = 0; i < tensors_.size(); ++i) {
-        const FileTensor& tensor = tensors_[i];
-        const Result result = read_tensor(file, tensor, (tensor.is_beside ? beside : stream).data() + tensor.start);
-        if (result.end != End::kDone) return {result.end, static_cast<int64_t>(i), result.error};
+    FileReader reader(file, end_, may_be_direct);
+    for (const size_t index : order_) {
+        const FileTensor& tensor = tensors_[index];
+        Result result = read_tensor(reader, tensor, (tensor.is_beside ? beside : stream).data() + tensor.start);
+        result.tensor = static_cast<int64_t>(index);
+        result.num_direct_bytes = reader.num_direct_bytes();
+        if (result.end != End::kDone) return result;
     }
     for (const Gap& gap : stream_gaps_) std::fill(stream.begin() + gap.start, stream.begin() + gap.end, std::byte{0});
     for (const Gap& gap : beside_gaps_) std::fill(beside.begin() + gap.start, beside.begin() + gap.end, std::byte{0});
     std::fill(stream.begin() + stream_bytes_, stream.end(), std::byte{0});
-    return {};
+    return {.num_direct_bytes = reader.num_direct_bytes()};
 }
 
 }  // namespace kvarto

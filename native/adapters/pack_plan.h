@@ -43,15 +43,16 @@ public:
         End end = End::kDone;
         int64_t tensor = 0;  // the one at which it ended
         int error = 0;       // errno, where reading failed
+        int64_t num_direct_bytes = 0;  // that were read past the page cache
     };
 
     // Throws std::invalid_argument where a tensor leaves the file or its target, or meets another there.
     PackPlan(std::vector<FileTensor> tensors, int64_t file_bytes, int64_t stream_bytes, int64_t beside_bytes);
 
     // Reads the file through a descriptor, whose position stays. Bytes of the stream that no tensor has are zero, to
-    // the end of `stream`, which may be longer. Safe from several threads. Throws std::invalid_argument for targets that
-    // are too short or lie at no multiple of 4 bytes.
-    Result pack(int file, std::span<std::byte> stream, std::span<std::byte> beside) const;
+    // the end of `stream`, which may be longer. `may_be_direct`: see FileReader. Safe from several threads. Throws
+    // std::invalid_argument for targets that are too short or lie at no multiple of 4 bytes.
+    Result pack(int file, std::span<std::byte> stream, std::span<std::byte> beside, bool may_be_direct) const;
 
 private:
     struct Gap {
@@ -61,6 +62,8 @@ private:
     std::vector<Gap> gaps(bool is_beside, int64_t size_bytes) const;
 
     std::vector<FileTensor> tensors_;
+    std::vector<size_t> order_;  // as they follow each other in the file
+    int64_t end_ = 0;            // of the last one there
     int64_t stream_bytes_, beside_bytes_;
     std::vector<Gap> stream_gaps_, beside_gaps_;
 };

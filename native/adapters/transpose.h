@@ -2,8 +2,10 @@
 #pragma once
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 namespace kvarto {
 
@@ -25,9 +27,9 @@ inline void interleave(U32x4& a, U32x4& b) {
     a = low;
 }
 
-// Interleaving the halves of a list of vectors, as often as there are bits in its length, transposes it.
-template <class Vector, int kSide, class Item>
-void transpose_tile(const Item* in, int64_t in_stride, Item* out, int64_t out_stride) {
+// Interleaving the halves of a list of vectors, as often as there are bits in its length, transposes it. Strides in bytes.
+template <class Vector, int kSide>
+void transpose_tile(const std::byte* in, int64_t in_stride, std::byte* out, int64_t out_stride) {
     Vector rows[kSide];
     for (int row = 0; row < kSide; ++row) std::memcpy(&rows[row], in + row * in_stride, sizeof(Vector));
     for (int step = 1; step < kSide; step *= 2) {
@@ -41,31 +43,31 @@ void transpose_tile(const Item* in, int64_t in_stride, Item* out, int64_t out_st
     for (int column = 0; column < kSide; ++column) std::memcpy(out + column * out_stride, &rows[column], sizeof(Vector));
 }
 
-inline void transpose_tile(const uint16_t* in, int64_t in_stride, uint16_t* out, int64_t out_stride) {
-    transpose_tile<U16x8, 8>(in, in_stride, out, out_stride);
-}
-
-inline void transpose_tile(const uint32_t* in, int64_t in_stride, uint32_t* out, int64_t out_stride) {
-    transpose_tile<U32x4, 4>(in, in_stride, out, out_stride);
+template <class Item> void transpose_tile(const std::byte* in, int64_t in_stride, std::byte* out, int64_t out_stride) {
+    using Vector = std::conditional_t<sizeof(Item) == 2, U16x8, U32x4>;
+    transpose_tile<Vector, 16 / sizeof(Item)>(in, in_stride, out, out_stride);
 }
 
 }  // namespace detail
 
-// `in`: rows of `columns` values. Value (row, column) goes to `out[column * out_stride + row]`.
-template <class Item> void transpose(const Item* in, int64_t rows, int64_t columns, Item* out, int64_t out_stride) {
-    constexpr int64_t kSide = 16 / sizeof(Item);
+// `in`: rows of `columns` values, aligned to nothing. Value (row, column) goes to place `column * out_stride + row`.
+template <class Item>
+void transpose(const std::byte* in, int64_t rows, int64_t columns, std::byte* out, int64_t out_stride) {
+    constexpr int64_t kItem = sizeof(Item), kSide = 16 / kItem;
     constexpr int64_t kRows = 64;  // of a few columns at a time: whole cache lines are written, of few that may collide
     const int64_t whole_rows = rows - rows % kSide, whole_columns = columns - columns % kSide;
+    const auto from = [&](int64_t row, int64_t column) { return in + (row * columns + column) * kItem; };
+    const auto to = [&](int64_t row, int64_t column) { return out + (column * out_stride + row) * kItem; };
     for (int64_t first = 0; first < whole_rows; first += kRows) {
         const int64_t last = std::min(first + kRows, whole_rows);
         for (int64_t column = 0; column < whole_columns; column += kSide)
             for (int64_t row = first; row < last; row += kSide)
-                detail::transpose_tile(in + row * columns + column, columns, out + column * out_stride + row, out_stride);
+                detail::transpose_tile<Item>(from(row, column), columns * kItem, to(row, column), out_stride * kItem);
         for (int64_t column = whole_columns; column < columns; ++column)
-            for (int64_t row = first; row < last; ++row) out[column * out_stride + row] = in[row * columns + column];
+            for (int64_t row = first; row < last; ++row) std::memcpy(to(row, column), from(row, column), kItem);
     }
     for (int64_t row = whole_rows; row < rows; ++row)
-        for (int64_t column = 0; column < columns; ++column) out[column * out_stride + row] = in[row * columns + column];
+        for (int64_t column = 0; column < columns; ++column) std::memcpy(to(row, column), from(row, column), kItem);
 }
 
 }  // namespace kvarto

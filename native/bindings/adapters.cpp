@@ -1,14 +1,17 @@
 // Adapters on their way from files to pages.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <cerrno>
 #include <optional>
 #include <stdexcept>
+#include <tuple>
 #include <utility>
 
 #include "adapters/pack_plan.h"
+#include "bindings/borrowed_bytes.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -16,25 +19,6 @@ using namespace nb::literals;
 namespace kvarto {
 
 namespace {
-
-// Bytes of an array, borrowed while a call fills it.
-class BorrowedBytes {
-public:
-    explicit BorrowedBytes(nb::handle array) {
-        if (PyObject_GetBuffer(array.ptr(), &buffer_, PyBUF_C_CONTIGUOUS | PyBUF_WRITABLE) != 0)
-            throw nb::python_error();
-    }
-    ~BorrowedBytes() { PyBuffer_Release(&buffer_); }
-    BorrowedBytes(const BorrowedBytes&) = delete;
-    BorrowedBytes& operator=(const BorrowedBytes&) = delete;
-
-    std::span<std::byte> span() const {
-        return {static_cast<std::byte*>(buffer_.buf), static_cast<size_t>(buffer_.len)};
-    }
-
-private:
-    Py_buffer buffer_;
-};
 
 FileTensor file_tensor(int64_t offset, int64_t num_rows, int64_t num_columns, int64_t start, int32_t type,
                        bool is_transposed, bool is_beside, int64_t num_heads) {
@@ -53,15 +37,16 @@ FileTensor file_tensor(int64_t offset, int64_t num_rows, int64_t num_columns, in
     throw nb::python_error();
 }
 
-std::optional<int64_t> pack(const PackPlan& plan, int file, nb::handle stream, nb::handle beside) {
-    const BorrowedBytes stream_bytes(stream), beside_bytes(beside);
+std::tuple<std::optional<int64_t>, int64_t> pack(const PackPlan& plan, int file, nb::handle stream, nb::handle beside,
+                                                bool may_be_direct) {
+    const BorrowedBytes stream_bytes(stream, PyBUF_WRITABLE), beside_bytes(beside, PyBUF_WRITABLE);
     PackPlan::Result result;
     {
         const nb::gil_scoped_release released;
-        result = plan.pack(file, stream_bytes.span(), beside_bytes.span());
+        result = plan.pack(file, stream_bytes.span(), beside_bytes.span(), may_be_direct);
     }
-    if (result.end == PackPlan::End::kDone) return std::nullopt;
-    if (result.end == PackPlan::End::kNotFinite) return result.tensor;
+    if (result.end == PackPlan::End::kDone) return {std::nullopt, result.num_direct_bytes};
+    if (result.end == PackPlan::End::kNotFinite) return {result.tensor, result.num_direct_bytes};
     raise(result);
 }
 
@@ -78,9 +63,10 @@ void bind_adapters(nb::module_& adapters) {
     nb::class_<PackPlan>(adapters, "PackPlan", "One pass over an adapter's file; see native/adapters/pack_plan.h.")
         .def(nb::init<std::vector<FileTensor>, int64_t, int64_t, int64_t>(), "tensors"_a, "file_bytes"_a,
              "stream_bytes"_a, "beside_bytes"_a)
-        .def("pack", &pack, "file"_a, "stream"_a, "beside"_a,
+        .def("pack", &pack, "file"_a, "stream"_a, "beside"_a, "may_be_direct"_a,
              "Fill both from an open descriptor, the interpreter's lock released. Returns the index of the first tensor "
-             "with a value that is not finite, or None. Raises OSError, and EOFError where the file has become shorter.");
+             "in the file with a value that is not finite, or None, and how many bytes came past the page cache. Raises "
+             "OSError, and EOFError where the file has become shorter.");
 }
 
 }  // namespace kvarto

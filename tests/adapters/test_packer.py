@@ -198,7 +198,7 @@ def test_random_plans_put_everything_where_it_belongs(seed: int, tmp_path: Path)
     path = tmp_path / "file"
     path.write_bytes(data)
     with path.open("rb") as file:
-        assert made.pack(file.fileno(), stream, beside) is None
+        assert made.pack(file.fileno(), stream, beside, seed % 2 == 0) == (None, 0)  # it was just written
         assert file.tell() == 0
     assert stream.tobytes() == bytes(want[False]) + bytes(100)
     assert beside.tobytes() == bytes(want[True])
@@ -272,13 +272,13 @@ def test_targets_without_room_and_files_without_bytes_are_refused(tmp_path: Path
     with path.open("rb") as file:
         for stream in (np.empty(127, np.uint8), np.empty(130, np.uint8)[1:130]):
             with pytest.raises(ValueError, match="no room"):
-                made.pack(file.fileno(), stream, beside)
+                made.pack(file.fileno(), stream, beside, False)
         with pytest.raises(EOFError):
-            made.pack(file.fileno(), np.empty(128, np.uint8), beside)
+            made.pack(file.fileno(), np.empty(128, np.uint8), beside, False)
         with pytest.raises((BufferError, ValueError)):
-            made.pack(file.fileno(), np.empty((128, 2), np.uint8)[:, 0], beside)
+            made.pack(file.fileno(), np.empty((128, 2), np.uint8)[:, 0], beside, True)
     with pytest.raises(OSError, match="descriptor"):
-        made.pack(file.fileno() if not file.closed else 1 << 20, np.empty(128, np.uint8), beside)
+        made.pack(file.fileno() if not file.closed else 1 << 20, np.empty(128, np.uint8), beside, False)
 
 
 def test_random_plans_never_leave_their_places() -> None:
@@ -295,7 +295,7 @@ def test_random_plans_never_leave_their_places() -> None:
         num_taken += 1
         read, write = os.pipe()
         with pytest.raises((OSError, EOFError)):
-            made.pack(read, np.empty(512, np.uint8), np.empty(0, np.uint8))
+            made.pack(read, np.empty(512, np.uint8), np.empty(0, np.uint8), rng.random() < 0.5)
         os.close(read)
         os.close(write)
     assert num_taken > 50
