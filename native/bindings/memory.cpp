@@ -1,5 +1,7 @@
 // kvarto.core._native.memory
 #include "memory/page_pool.h"
+#include "bindings/borrowed_bytes.h"
+#include "memory/stream_copy.h"
 
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
@@ -45,6 +47,14 @@ private:
     Py_buffer buffer_;
 };
 
+void copy_past_caches(nb::handle out, nb::handle in) {
+    const BorrowedBytes target(out, PyBUF_WRITABLE), source(in, 0);
+    if (target.span().size() != source.span().size())
+        throw std::invalid_argument("bytes are copied into another number of them");
+    const nb::gil_scoped_release released;
+    stream_copy(target.span().data(), source.span().data(), source.span().size());
+}
+
 template <void (PagePool::*call)(PageIds)> void with_ids(PagePool& pool, nb::handle pages) {
     const BorrowedIds ids(pages, 0);
     (pool.*call)(ids.span());
@@ -86,6 +96,8 @@ void bind_memory(nb::module_& memory) {
             PyErr_SetString(PyExc_AssertionError, error.what());
         }
     });
+    memory.def("stream_copy", &copy_past_caches, "out"_a, "source"_a,
+               "Copy as many bytes past the caches, the interpreter's lock released; for what nobody looks at soon.");
     nb::class_<PagePool>(memory, "PagePool", "Counts, bits and free pages; see native/memory/page_pool.h.")
         .def(nb::init<int64_t>(), "num_pages"_a)
         .def_prop_ro("num_pages", &PagePool::num_pages)

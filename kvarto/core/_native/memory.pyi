@@ -5,6 +5,8 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
+def stream_copy(out: NDArray[np.uint8], source: NDArray[np.uint8]) -> None: ...
+
 class PagePool:
     def __init__(self, num_pages: int) -> None: ...
     @property

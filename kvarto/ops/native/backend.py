@@ -147,7 +147,7 @@ class NativeBackend:
         size_bytes, start = opened.layout.kv_format.page_bytes, opened.layout.pages.offset
         assert 0 <= page < opened.layout.num_pages, f"page {page} of {opened.layout.num_pages}"
         assert len(data) <= size_bytes, f"{len(data)} bytes for a page of {size_bytes}"
-        opened.arena.view(start + page * size_bytes, len(data))[:] = data
+        _native.memory.stream_copy(opened.arena.view(start + page * size_bytes, len(data)), data)
 
     def bind_adapter(self, handle: int, adapter: BoundAdapter) -> None:
         """See `ops.base.Backend`. Raises ValueError where it does not fit the program, the plan or the pool."""
