@@ -1,7 +1,7 @@
 """SpareImages: memory that the system has given already, for the next adapter of the same size.
 
-A fresh block of a few hundred small pages costs as much time in faults as an adapter's bytes take to be read, checked
-and hashed. Adapters of one recipe have one size, and come one after the other.
+A fresh block costs as much time as it takes to read and pack an adapter: small pages in faults, huge ones in zeros that
+the system writes into them. Adapters of one recipe have one size, and come one after the other.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 Images = NDArray[np.uint8]
 """`[num_pages, page_bytes]`."""
 
-MOST_BYTES = 8 << 20
-"""Larger blocks are backed by huge pages, whose faults are few."""
+MOST_BYTES = 64 << 20
+"""Three adapters of 20 MB: one that is read, one that is packed, one that is copied."""
 
 
 class SpareImages:

@@ -50,8 +50,9 @@ class AdapterSettings:
 
     page_bytes: int
     host_bytes: int = 0
-    staging_bytes: int = 32 << 20
-    """Of host memory that adapters on their way to the device may take, if they may keep less: several come at once."""
+    staging_bytes: int = 64 << 20
+    """Of host memory that adapters on their way to the device may take, if they may keep less. Three of 20 MB: one
+    waits for the disk, another is packed, a third is copied; with room for one, they came one after the other."""
     copy_bytes: int = COPY_BYTES
     """See `Residency`."""
     floor_pages: int = 0
