@@ -14,9 +14,9 @@ namespace {
 using End = PackPlan::End;
 using Result = PackPlan::Result;
 
-// At a time, and how far behind what is copied the next is asked for: measured, the fastest of what was tried.
-constexpr int64_t kCopiedBytes = 2 << 10, kAheadBytes = 4 << 10;
-// At a time: looked at, then moved out of the first-level cache.
+// Looked at at a time, and how far behind it the next is asked for: more at once than a core can wait for stops it.
+constexpr int64_t kSeenBytes = 2 << 10, kAheadBytes = 4 << 10;
+// Rearranged at a time, from the first-level cache.
 constexpr int64_t kRearrangedBytes = 32 << 10;
 
 Result ended(const FileReader::Bytes& bytes) {
@@ -83,6 +83,17 @@ void widen_q8_0(const std::byte* blocks, int64_t num_values, float* out) {
     }
 }
 
+// Values as the file has them, with those behind them asked for.
+bool is_finite_ahead(FileType type, const FileReader::Bytes& bytes, int64_t count) {
+    const int64_t item_bytes = type == FileType::kF32 ? 4 : 2;
+    for (int64_t done = 0; done < count; done += kSeenBytes) {
+        const int64_t here = std::min(kSeenBytes, count - done);
+        prefetch(bytes, done + kAheadBytes, here);
+        if (!is_finite(type, bytes.data + done, here / item_bytes)) return false;
+    }
+    return true;
+}
+
 // A block of rows becomes pieces of columns.
 template <class Item>
 void put_columns(const std::byte* rows, const FileTensor& tensor, int64_t first, int64_t count, std::byte* target) {
@@ -113,7 +124,7 @@ Result read_as_it_lies(FileReader& file, const FileTensor& tensor, std::byte* ta
     for (int64_t done = 0; done < size_bytes;) {
         const FileReader::Bytes found = file.at(tensor.offset + done, item_bytes);
         if (found.end != FileReader::End::kDone) return ended(found);
-        const int64_t here = std::min({found.count, size_bytes - done, kCopiedBytes}) / item_bytes * item_bytes;
+        const int64_t here = std::min({found.count, size_bytes - done, kSeenBytes}) / item_bytes * item_bytes;
         prefetch(found, kAheadBytes, here);
         if (!copy_finite(tensor.type, found.data, here / item_bytes, target + done)) return {End::kNotFinite};
         done += here;
@@ -139,9 +150,10 @@ Result read_rows(FileReader& file, const FileTensor& tensor, std::byte* target) 
         if (tensor.type == FileType::kQ8_0) {
             widen_q8_0(found.data, here * tensor.num_columns, widened.data());
             rows = reinterpret_cast<const std::byte*>(widened.data());
+            if (!is_finite(tensor.type, rows, here * tensor.num_columns)) return {End::kNotFinite};
+        } else if (!is_finite_ahead(tensor.type, found, here * row_bytes)) {
+            return {End::kNotFinite};
         }
-        prefetch(found, here * row_bytes, here * row_bytes);
-        if (!is_finite(tensor.type, rows, here * tensor.num_columns)) return {End::kNotFinite};
         put(rows, tensor, first, here, target);
         first += here;
     }
