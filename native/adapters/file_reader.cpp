@@ -20,7 +20,7 @@ constexpr int64_t kPageBytes = 4096;
 constexpr int64_t kMostAlignment = 64 << 10;
 constexpr size_t kHugeBytes = 2 << 20;
 // A read begins up to an alignment before what is asked for, and may go on behind less than that.
-constexpr int64_t kBufferBytes = 2 * kHugeBytes;
+constexpr int64_t kBufferBytes = 3 * kHugeBytes;
 static_assert(kBufferBytes >= kDirectReadBytes + kMostAtOnce + kMostAlignment);
 
 // Backed by huge pages where there are: a disk that writes into it is told of few places instead of many.

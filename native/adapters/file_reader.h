@@ -15,7 +15,7 @@ namespace kvarto {
 // Of it, more is read at a time past the page cache than through it: what was copied is to be in the second-level
 // cache still, what a disk has written is not there anyway, and a thread that waits seldom waits less.
 inline constexpr int64_t kCachedReadBytes = 256 << 10;
-inline constexpr int64_t kDirectReadBytes = 2 << 20;
+inline constexpr int64_t kDirectReadBytes = 4 << 20;
 // The most that is asked for at once.
 inline constexpr int64_t kMostAtOnce = 256 << 10;
 
