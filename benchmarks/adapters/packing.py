@@ -15,6 +15,7 @@ import time
 from collections import Counter
 
 from kvarto.adapters.packing import TILE_COLUMNS, Strips, num_pages, pack
+from kvarto.core.strip_type import StripType
 
 RANKS = (8, 64)
 ROUNDS = 5
@@ -37,7 +38,7 @@ MODELS = {
 def matrices(model: str, rank: int) -> list[Strips]:
     """A and B of every linear."""
     layers, _, linears = MODELS[model]
-    return [Strips(rank, width, 2) for _ in range(layers) for linear in linears for width in linear]
+    return [Strips(rank, width, StripType.BF16) for _ in range(layers) for linear in linears for width in linear]
 
 
 def best_fit_pages(strips: list[Strips], page_bytes: int) -> int:
@@ -45,8 +46,8 @@ def best_fit_pages(strips: list[Strips], page_bytes: int) -> int:
     sizes: Counter[int] = Counter()
     for strip in strips:
         whole, rest = divmod(strip.num_columns, TILE_COLUMNS)
-        sizes[TILE_COLUMNS * strip.item_bytes] += strip.num_strips * whole
-        sizes[rest * strip.item_bytes] += strip.num_strips if rest else 0
+        sizes[strip.type.size_bytes(TILE_COLUMNS)] += strip.num_strips * whole
+        sizes[strip.type.size_bytes(rest)] += strip.num_strips if rest else 0
     rooms: Counter[int] = Counter()
     pages = 0
     for size, count in sorted(sizes.items(), reverse=True):

@@ -8,6 +8,10 @@ from functools import cached_property
 
 from kvarto.adapters.arrays import StoredArray
 from kvarto.adapters.targets import Role, Target
+from kvarto.core.strip_type import StripType
+
+SCALE_TYPE = StripType.F32
+"""Of the strip of a magnitude, whatever the file has: pages hold what the sum is multiplied with (magnitudes.py)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +78,18 @@ class Adapter:
 
     @cached_property
     def size_bytes(self) -> int:
-        """Bytes of all tensors, as the file has them."""
-        return sum(array.size_bytes for array in self.arrays())
+        """Bytes of all strips, as pages have them."""
+        size_bytes = sum(array.strip_bytes for array in self.arrays())
+        for update in self.updates:
+            if update.magnitude is not None:
+                size_bytes += SCALE_TYPE.size_bytes(update.target.out_width) - update.magnitude.strip_bytes
+        return size_bytes
+
+    @cached_property
+    def strip_types(self) -> tuple[StripType, ...]:
+        """Those of A and B, in the order of `StripType`."""
+        found = {array.strip_type for update in self.updates for array in (update.lora_a, update.lora_b)}
+        return tuple(type for type in StripType if type in found)
 
     def arrays(self) -> Iterator[StoredArray]:
         """Every tensor: updates in order, then token rows."""

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from kvarto.core.dtype import DType
 from kvarto.core.errors import BadAdapter
+from kvarto.core.strip_type import StripType
 from kvarto.models.gguf import unpermute_heads
 
 Bits = NDArray[Any]
@@ -72,11 +73,18 @@ class StoredArray:
     """The file has rows where columns are wanted."""
     num_permuted_heads: int = 0
     """Not 0: the two halves of each of so many heads lie row by row in turns, as llama.cpp has them."""
+    codes: StripType | None = None
+    """What values become in pages, where they don't stay what they are."""
 
     @property
     def dtype(self) -> DType:
         """f32, f16 or bf16."""
         return _DTYPES[self.encoding]
+
+    @property
+    def strip_type(self) -> StripType:
+        """As pages have it."""
+        return self.codes or StripType(self.dtype.value)
 
     @property
     def num_elements(self) -> int:
@@ -85,8 +93,13 @@ class StoredArray:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the values."""
+        """Bytes of the values, once they were read."""
         return self.num_elements * self.dtype.itemsize
+
+    @property
+    def strip_bytes(self) -> int:
+        """Bytes in pages."""
+        return self.strip_type.size_bytes(self.num_elements)
 
     @property
     def file_shape(self) -> tuple[int, int]:

@@ -10,12 +10,12 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from kvarto.adapters.adapter import Adapter, LowRankUpdate, TokenRows
+from kvarto.adapters.adapter import SCALE_TYPE, Adapter, LowRankUpdate, TokenRows
 from kvarto.adapters.arrays import StoredArray
-from kvarto.adapters.packing import SCALE_DTYPE, num_pages, stream_starts, strips_of
+from kvarto.adapters.packing import num_pages, stream_starts, strips_of
 from kvarto.adapters.targets import BaseTargets
 from kvarto.core.bound_adapter import BoundAdapter, BoundRows, BoundShape, BoundUpdate, Strips
-from kvarto.core.dtype import DType
+from kvarto.core.strip_type import StripType
 
 
 def bound_shape(adapter: Adapter, base: BaseTargets) -> BoundShape:
@@ -45,20 +45,20 @@ def _bound_update(update: LowRankUpdate, base: BaseTargets, starts: Iterator[int
         op_index=base.op_indices[update.target.weight, update.target.role],
         first_row=update.target.first_row,
         scaling=update.scaling,
-        lora_a=Strips(next(starts), update.rank, a.shape[1], a.dtype),
-        lora_b=Strips(next(starts), update.rank, b.shape[0], b.dtype),
+        lora_a=Strips(next(starts), update.rank, a.shape[1], a.strip_type),
+        lora_b=Strips(next(starts), update.rank, b.shape[0], b.strip_type),
         bias=_vector(update.bias, starts),
-        magnitude=_vector(update.magnitude, starts, SCALE_DTYPE),
+        magnitude=_vector(update.magnitude, starts, SCALE_TYPE),
     )
 
 
-def _vector(array: StoredArray | None, starts: Iterator[int], dtype: DType | None = None) -> Strips | None:
-    return None if array is None else Strips(next(starts), 1, array.shape[0], dtype or array.dtype)
+def _vector(array: StoredArray | None, starts: Iterator[int], type: StripType | None = None) -> Strips | None:
+    return None if array is None else Strips(next(starts), 1, array.shape[0], type or array.strip_type)
 
 
 def _bound_rows(rows: TokenRows, base: BaseTargets, start: int) -> Iterator[BoundRows]:
     """One per op: the rows of a tied pair are in pages once."""
     num_rows, width = rows.rows.shape
-    strips = Strips(start, num_rows, width, rows.rows.dtype)
+    strips = Strips(start, num_rows, width, rows.rows.strip_type)
     for role in rows.roles:
         yield BoundRows(base.op_indices[rows.weight, role], rows.token_ids, strips)

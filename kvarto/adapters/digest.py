@@ -91,7 +91,7 @@ def _token_fields(rows: TokenRows) -> bytes:
 def _array_fields(tag: bytes, array: StoredArray | None) -> bytes:
     if array is None:
         return b""
-    return field(tag, array.dtype.encode()) + field(b"D", _integers(array.shape))
+    return field(tag, array.strip_type.encode()) + field(b"D", _integers(array.shape))
 
 
 def _integers(values: tuple[int, ...]) -> bytes:

@@ -2,7 +2,8 @@
 
 ```text
 strip  = a row of A per rank [in], a column of B per rank [out], a bias, a magnitude, a token's row; never padded
-stream = all strips one after the other: those of whole cache lines first, then the rest, wider types first
+stream = all strips one after the other: those of whole cache lines first, then the rest, wider types first, so
+         that each strip begins at a multiple of its type's alignment
 page   = | t0 | t1 | t2 | t3 |...| t8' |   a strip is cut at each 512 columns, and wherever its page ends:
          | t8"| t9 | ...               |   no tile straddles a page, and no byte is left between tiles
 ```
@@ -21,14 +22,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvarto.adapters.adapter import Adapter
-from kvarto.core.dtype import DType
+from kvarto.adapters.adapter import SCALE_TYPE, Adapter
+from kvarto.core.strip_type import StripType
 from kvarto.core.units import ceil_div
 
 TILE_COLUMNS = 512
 LINE_BYTES = 64
-SCALE_DTYPE = DType.F32
-"""Of the strip of a magnitude."""
 
 Int32 = NDArray[np.int32]
 Int64 = NDArray[np.int64]
@@ -40,12 +39,12 @@ class Strips:
 
     num_strips: int
     num_columns: int
-    item_bytes: int
+    type: StripType
 
     @property
     def strip_bytes(self) -> int:
         """Bytes of one strip."""
-        return self.num_columns * self.item_bytes
+        return self.type.size_bytes(self.num_columns)
 
     @property
     def size_bytes(self) -> int:
@@ -90,21 +89,18 @@ def num_pages(size_bytes: int, page_bytes: int) -> int:
 
 
 def strips_of(adapter: Adapter) -> list[Strips]:
-    """Per update A, B, bias and magnitude where there are any; then token rows.
-
-    A magnitude's strip is float32 whatever the file has: pages hold what the sum is multiplied with (see pages.py).
-    """
+    """Per update A, B, bias and magnitude where there are any; then token rows."""
     found: list[Strips] = []
     for update in adapter.updates:
         a, b = update.lora_a, update.lora_b
-        found.append(Strips(update.rank, a.shape[1], a.dtype.itemsize))
-        found.append(Strips(update.rank, b.shape[0], b.dtype.itemsize))
+        found.append(Strips(update.rank, a.shape[1], a.strip_type))
+        found.append(Strips(update.rank, b.shape[0], b.strip_type))
         if update.bias is not None:
-            found.append(Strips(1, update.bias.shape[0], update.bias.dtype.itemsize))
+            found.append(Strips(1, update.bias.shape[0], update.bias.strip_type))
         if update.magnitude is not None:
-            found.append(Strips(1, update.magnitude.shape[0], SCALE_DTYPE.itemsize))
+            found.append(Strips(1, update.magnitude.shape[0], SCALE_TYPE))
     rows = (token_rows.rows for token_rows in adapter.token_rows)
-    return found + [Strips(array.shape[0], array.shape[1], array.dtype.itemsize) for array in rows]
+    return found + [Strips(array.shape[0], array.shape[1], array.strip_type) for array in rows]
 
 
 def stream_bytes(adapter: Adapter) -> int:
@@ -115,7 +111,7 @@ def stream_bytes(adapter: Adapter) -> int:
 def stream_order(matrices: Sequence[Strips]) -> list[int]:
     """Indices of the matrices in the order in which their bytes follow each other."""
     return sorted(
-        range(len(matrices)), key=lambda m: (matrices[m].strip_bytes % LINE_BYTES != 0, -matrices[m].item_bytes, m)
+        range(len(matrices)), key=lambda m: (matrices[m].strip_bytes % LINE_BYTES != 0, -matrices[m].type.alignment, m)
     )
 
 
@@ -130,14 +126,18 @@ def stream_starts(matrices: Sequence[Strips]) -> Int64:
 
 
 def pack(matrices: Sequence[Strips], page_bytes: int) -> Packing:
-    """Place every tile. `page_bytes` is a multiple of 64 and holds at least one tile of float32."""
+    """Place every tile. `page_bytes` is a multiple of 64 and holds at least one tile of float32.
+
+    Not of strips of codes, whose blocks are cut wherever a page ends, so that a column may lie on two pages.
+    """
+    assert not any(m.type.has_codes for m in matrices), "tiles are of whole columns"
     assert page_bytes % LINE_BYTES == 0, f"pages of {page_bytes} bytes"
     assert page_bytes >= 4 * TILE_COLUMNS, f"pages of {page_bytes} bytes hold no tile of float32"
     assert all(min(m.num_strips, m.num_columns) > 0 for m in matrices), "a matrix without elements has no place"
     payload = sum(matrix.size_bytes for matrix in matrices)
     counts = np.array([m.num_strips for m in matrices], np.int64)
     widths = np.array([m.num_columns for m in matrices], np.int64)
-    items = np.array([m.item_bytes for m in matrices], np.int64)
+    items = np.array([m.type.block_bytes for m in matrices], np.int64)
     matrix_of = np.repeat(np.arange(len(matrices)), counts)
     strip_start = stream_starts(matrices)[matrix_of] + _within(counts) * (widths * items)[matrix_of]
     num_grid_tiles = (-(-widths // TILE_COLUMNS))[matrix_of]

@@ -34,7 +34,7 @@ def _update_cost(update: BoundUpdate, program: Program, num_tokens: int, num_sam
     num_bytes = sum(strips.end - strips.start for strips in vectors if strips is not None)
     flops = 2 * num_rows * update.rank * update.out_width
     if isinstance(op, Embed):
-        num_bytes += num_rows * update.rank * update.lora_a.dtype.itemsize  # the column of a token
+        num_bytes += num_rows * update.rank * update.lora_a.type.block_bytes  # that with the column of a token
     else:
         num_bytes += update.lora_a.end - update.lora_a.start
         flops += 2 * num_rows * update.rank * update.lora_a.num_columns

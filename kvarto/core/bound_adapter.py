@@ -14,7 +14,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from kvarto.core.dtype import DType
+from kvarto.core.strip_type import StripType
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,17 +25,21 @@ class Strips:
     """Byte of the stream at which the first begins."""
     num_strips: int
     num_columns: int
-    dtype: DType
+    type: StripType
 
     @property
     def strip_bytes(self) -> int:
         """Bytes of one strip."""
-        return self.num_columns * self.dtype.itemsize
+        return self.type.size_bytes(self.num_columns)
 
     @property
     def end(self) -> int:
         """Byte behind the last."""
         return self.start + self.num_strips * self.strip_bytes
+
+    def place(self, strip: int, column: int) -> int:
+        """Byte of the stream at which a column of a strip begins, the first of a block."""
+        return self.start + strip * self.strip_bytes + self.type.size_bytes(column)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,15 +13,14 @@ from weakref import WeakSet
 import numpy as np
 
 from kvarto.core.bound_adapter import BoundAdapter, BoundRows, BoundShape, BoundUpdate, Strips
-from kvarto.core.dtype import DType
 from kvarto.core.ids import MAX_ADAPTERS
 from kvarto.core.layout import Layout
 from kvarto.core.ops import Attention, Embed, GatedActivation, Linear, Logits
 from kvarto.core.program import Program
+from kvarto.core.strip_type import StripType
 
 FEWEST_PAGE_BYTES = 2048
 """512 columns of float32: a piece of a strip that kernels take at once meets at most one end of a page."""
-_FLOATS = (DType.F32, DType.F16, DType.BF16)
 
 
 class AdapterCheck:
@@ -87,14 +86,16 @@ def _check_update(update: BoundUpdate, program: Program, max_rank: int) -> None:
     for vector in (update.bias, update.magnitude):
         is_one = vector is None or (vector.num_strips, vector.num_columns) == (1, b.num_columns)
         _require(is_one, f"{vector} beside {b.num_columns} rows of B")
-    _require(update.magnitude is None or update.magnitude.dtype is DType.F32, "a magnitude is not float32")
+        _require(vector is None or not vector.type.has_codes, f"a vector of {vector}")
+    _require(update.magnitude is None or update.magnitude.type is StripType.F32, "a magnitude is not float32")
 
 
 def _check_strips(strips: Strips) -> None:
-    _require(strips.dtype in _FLOATS, f"strips of {strips.dtype}")
+    type = strips.type
     _require(strips.num_strips > 0 and strips.num_columns > 0, f"empty {strips}")
+    _require(strips.num_columns % type.block_columns == 0, f"{type} strips of {strips.num_columns} columns")
     _require(strips.start >= 0, f"bytes {strips.start} to {strips.end} of a stream")
-    _require(strips.start % strips.dtype.itemsize == 0, f"{strips.dtype} at byte {strips.start}")
+    _require(strips.start % type.alignment == 0, f"{type} at byte {strips.start}")
 
 
 def _check_rows(rows: BoundRows, program: Program) -> None:
@@ -104,6 +105,7 @@ def _check_rows(rows: BoundRows, program: Program) -> None:
     assert isinstance(op, Embed | Logits)
     num_tokens, width = program.weights[op.weights[0]].shape
     _check_strips(rows.rows)
+    _require(not rows.rows.type.has_codes, f"rows of tokens in {rows.rows.type}")
     ids = rows.token_ids
     _require(0 < len(ids) == rows.rows.num_strips, f"{rows.rows.num_strips} rows for {len(ids)} tokens")
     _require(len(set(ids)) == len(ids), "a token is replaced twice")

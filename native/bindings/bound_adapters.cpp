@@ -18,10 +18,11 @@ void require(bool holds, const std::string& what) {
 }
 
 Strips strips(const StripsAt& at) {
-    require(at.type >= 0 && at.type <= static_cast<int32_t>(StripType::kBF16), "no such type of strips");
+    require(at.type >= 0 && at.type <= static_cast<int32_t>(StripType::kQ4), "no such type of strips");
     require(at.start >= 0 && at.num_strips > 0 && at.num_columns > 0, "strips without bytes");
     const Strips made{at.start, at.num_strips, at.num_columns, static_cast<StripType>(at.type)};
-    require(at.start <= kMostBytes && at.start % made.item_bytes() == 0, "strips begin nowhere");
+    require(at.num_columns % block_columns(made.type) == 0, "strips that end inside a block");
+    require(at.start <= kMostBytes && at.start % alignment(made.type) == 0, "strips begin nowhere");
     require(at.num_strips <= kMostBytes / made.strip_bytes(), "strips are too many");
     return made;
 }
@@ -55,14 +56,17 @@ void check(const AdapterUpdate& update, int32_t first_rank, const Widths& op) {
     const bool is_inside = update.first_row >= 0 && update.first_row <= op.out - update.b.num_columns;
     require(is_inside, "rows that the op does not write");
     require(first_rank <= op.ranks - update.rank(), "larger ranks than were planned for");
-    for (const Strips& vector : {update.bias, update.magnitude})
+    for (const Strips& vector : {update.bias, update.magnitude}) {
         require(vector.num_strips == 0 || (vector.num_strips == 1 && vector.num_columns == update.b.num_columns),
                 "a vector beside B of another length");
+        require(!has_codes(vector.type), "a vector of codes");
+    }
 }
 
 void check(const AdapterTokens& tokens, const Widths& op) {
     require(op.ranks > 0, "op " + std::to_string(tokens.op) + " was not planned for other tokens");
     require(tokens.rows.num_columns == op.token_width, "rows of tokens of another width");
+    require(!has_codes(tokens.rows.type), "rows of tokens in codes");
     const bool is_inside = tokens.token_ids.front() >= 0 && tokens.token_ids.back() < op.num_tokens;
     require(is_inside, "tokens that the op does not have");
 }

@@ -14,12 +14,11 @@
 
 #include "core/rows.h"
 #include "core/step.h"
+#include "core/strip_type.h"
 
 namespace kvarto {
 
 inline constexpr int32_t kMaxAdapters = 4096;  // handles are below it
-
-enum class StripType : uint8_t { kF32, kF16, kBF16 };
 
 // Strips of equal width and type, one right after the other in the stream.
 struct Strips {
@@ -28,11 +27,12 @@ struct Strips {
     int32_t num_columns = 0;
     StripType type = StripType::kF32;
 
-    int64_t item_bytes() const { return type == StripType::kF32 ? 4 : 2; }
-    int64_t strip_bytes() const { return num_columns * item_bytes(); }
+    // Bytes of so many columns, whole blocks.
+    int64_t bytes(int32_t columns) const { return kvarto::strip_bytes(type, columns); }
+    int64_t strip_bytes() const { return bytes(num_columns); }
     int64_t end() const { return start + num_strips * strip_bytes(); }
-    // Where a column of a strip begins.
-    int64_t place(int32_t strip, int32_t column) const { return start + strip * strip_bytes() + column * item_bytes(); }
+    // Where a column of a strip begins, the first of a block.
+    int64_t place(int32_t strip, int32_t column) const { return start + strip * strip_bytes() + bytes(column); }
 };
 
 // y[first_row ..] += scaling * (B (A x) + bias), and with a magnitude what DoRA makes of it; see the Python class.

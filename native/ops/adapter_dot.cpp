@@ -59,6 +59,8 @@ DotSpan dot_of(StripType type, bool is_one) {
         case StripType::kF16: return is_one ? dot_span<StripType::kF16, 1> : dot_span<StripType::kF16, kBlockRows>;
         case StripType::kBF16:
             return is_one ? dot_span<StripType::kBF16, 1> : dot_span<StripType::kBF16, kBlockRows>;
+        case StripType::kQ8:
+        case StripType::kQ4: break;  // no type of spans
     }
     __builtin_unreachable();
 }
@@ -72,7 +74,7 @@ void dot_strips(const Adapter& adapter, const Strips& strips, int32_t first, int
     Sums sums;
     for (auto& row : sums)
         for (F32x16& sum : row) sum = F32x16::zero();
-    const DotSpan dot = dot_of(strips.type, rows.size() == 1);
+    const DotSpan dot = dot_of(span_type(strips.type), rows.size() == 1);
     for (int32_t column = 0; column < strips.num_columns; column += kSpan) {
         const int32_t count = std::min(kSpan, strips.num_columns - column);
         spans.find(adapter, strips, first, num_strips, column, count);

@@ -14,14 +14,18 @@ namespace kvarto::KVARTO_ISA {
 
 namespace {
 
+// One column of a strip; of codes, one of the columns of its block.
 float value_at(const Adapter& adapter, const Strips& strips, int32_t strip, int32_t column) {
+    const int32_t inside = column % block_columns(strips.type);
     alignas(64) float copy[kWide] = {};
     auto* bytes = reinterpret_cast<std::byte*>(copy);
-    adapter.copy(strips.place(strip, column), strips.item_bytes(), bytes);
-    float lanes[kWide];
-    load_strip(strips.type, bytes, 0).store(lanes);
-    return lanes[0];
+    adapter.copy(strips.place(strip, column - inside), block_bytes(strips.type), bytes);
+    float values[kCodeColumns];
+    if (has_codes(strips.type)) decode(strips.type, bytes, kCodeColumns, values);
+    else load_strip(strips.type, bytes, 0).store(values);
+    return values[inside];
 }
+static_assert(block_bytes(StripType::kQ8) <= kWide * int32_t{sizeof(float)}, "a block fits into a copy");
 
 // Where a row's sums of an update begin.
 float* sums_of(const AdapterWork& work, const AdapterUpdate& update, int32_t place) {
@@ -76,6 +80,8 @@ ExpandSpan expand_of(StripType type, bool is_one) {
         case StripType::kF16: return is_one ? expand_span<StripType::kF16, 1> : expand_span<StripType::kF16, kBlockRows>;
         case StripType::kBF16:
             return is_one ? expand_span<StripType::kBF16, 1> : expand_span<StripType::kBF16, kBlockRows>;
+        case StripType::kQ8:
+        case StripType::kQ4: break;  // no type of spans
     }
     __builtin_unreachable();
 }
@@ -85,8 +91,8 @@ ExpandSpan expand_of(StripType type, bool is_one) {
 void ask_for(const Adapter& adapter, const Strips& strips, int32_t first, int32_t column, int32_t count) {
     const int32_t last = std::min(first + kStripBlock, strips.num_strips);
     for (int32_t strip = first; strip < last; ++strip)
-        if (const std::byte* span = adapter.at(strips.place(strip, column), count * strips.item_bytes()))
-            for (int64_t byte = 0; byte < count * strips.item_bytes(); byte += 64) __builtin_prefetch(span + byte);
+        if (const std::byte* span = adapter.at(strips.place(strip, column), strips.bytes(count)))
+            for (int64_t byte = 0; byte < strips.bytes(count); byte += 64) __builtin_prefetch(span + byte);
 }
 
 void expand_rows(const AdapterWork& work, const Adapter& adapter, const AdapterSpan& span, int32_t place, int32_t count) {
@@ -95,7 +101,7 @@ void expand_rows(const AdapterWork& work, const Adapter& adapter, const AdapterS
     alignas(64) float acc[kBlockRows][kSpan];
     Dots factors = {};
     StripSpans strips;
-    const ExpandSpan expand = expand_of(update.b.type, rows.size() == 1);
+    const ExpandSpan expand = expand_of(span_type(update.b.type), rows.size() == 1);
     for (int32_t first = 0; first < update.rank(); first += kStripBlock) {
         const int32_t num = std::min(kStripBlock, update.rank() - first);
         ask_for(adapter, update.b, first + kStripBlock, span.column, span.count);

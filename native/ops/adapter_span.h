@@ -9,6 +9,7 @@
 namespace kvarto::KVARTO_ISA {
 
 inline constexpr int32_t kWideSpan = 2048;
+static_assert(kGroup % kCodeColumns == 0, "a group of codes has whole blocks");
 
 // How an update's columns are cut into spans, none wider than `widest`: alike, in whole groups, so that threads end together.
 inline int32_t num_spans(const AdapterUpdate& update, int32_t widest) {

@@ -1,4 +1,4 @@
-// Pieces of strips as whole vectors of sixteen lanes, wherever pages end.
+// Pieces of strips as whole vectors of sixteen lanes, wherever pages end. Codes become float32 when they are looked for.
 #pragma once
 
 #include <array>
@@ -7,14 +7,20 @@
 #include <cstring>
 
 #include "core/adapters.h"
+#include "ops/adapter_codes.h"
 #include "simd/vec16.h"
 
 namespace kvarto::KVARTO_ISA {
 
 inline constexpr int32_t kSpan = 512;       // columns of a strip at a time; the smallest page holds them in float32
 inline constexpr int32_t kStripBlock = 4;   // strips side by side
+static_assert(kSpan % kCodeColumns == 0, "a span of codes has whole blocks");
+
+// What a span is of, once it was found.
+constexpr StripType span_type(StripType type) { return has_codes(type) ? StripType::kF32 : type; }
 
 template <StripType type> inline F32x16 load_strip(const std::byte* span, int32_t column) {
+    static_assert(!has_codes(type), "a span has no codes");
     if constexpr (type == StripType::kF32) return F32x16::load(reinterpret_cast<const float*>(span) + column);
     else if constexpr (type == StripType::kF16) return F32x16::load_f16(reinterpret_cast<const uint16_t*>(span) + column);
     else return F32x16::load_bf16(reinterpret_cast<const uint16_t*>(span) + column);
@@ -25,20 +31,22 @@ inline F32x16 load_strip(StripType type, const std::byte* span, int32_t column) 
         case StripType::kF32: return load_strip<StripType::kF32>(span, column);
         case StripType::kF16: return load_strip<StripType::kF16>(span, column);
         case StripType::kBF16: return load_strip<StripType::kBF16>(span, column);
+        case StripType::kQ8:
+        case StripType::kQ4: break;
     }
     __builtin_unreachable();
 }
 
-// Up to four strips' spans. What ends within a vector, or lies on two pages, is copied here and filled up with zeros.
+// Up to four strips' spans, of `span_type`. What ends within a vector, or lies on two pages, is copied here and filled up
+// with zeros; what has codes is decoded to here.
 class StripSpans {
 public:
-    // Columns [column, column + count) of `num` strips from `first` on; those that there are not are zeros.
+    // Columns [column, column + count) of `num` strips from `first` on; those that there are not are zeros. Of codes,
+    // whole blocks.
     void find(const Adapter& adapter, const Strips& strips, int32_t first, int32_t num, int32_t column, int32_t count) {
         for (int32_t s = 0; s < kStripBlock; ++s)
             spans_[static_cast<size_t>(s)] =
-                s < num ? span(adapter, strips.place(first + s, column), count * strips.item_bytes(),
-                               count % 16 == 0, copies_[s])
-                        : zeros();
+                s < num ? span(adapter, strips, strips.place(first + s, column), count, copies_[s]) : zeros();
     }
     const std::byte* operator[](int32_t s) const { return spans_[static_cast<size_t>(s)]; }
 
@@ -47,13 +55,24 @@ private:
         alignas(64) static constexpr std::byte kZeros[kSpan * sizeof(float)]{};
         return kZeros;
     }
-    static const std::byte* span(const Adapter& adapter, int64_t start, int64_t bytes, bool is_whole, std::byte* copy) {
-        if (is_whole)
+    static const std::byte* span(const Adapter& adapter, const Strips& strips, int64_t start, int32_t count,
+                                 std::byte* copy) {
+        const int64_t bytes = strips.bytes(count);
+        if (has_codes(strips.type)) {
+            alignas(64) std::byte blocks[kMostCodeBytes];
+            const std::byte* there = adapter.at(start, bytes);
+            if (there == nullptr) adapter.copy(start, bytes, blocks);
+            decode(strips.type, there != nullptr ? there : blocks, count, reinterpret_cast<float*>(copy));
+            return copy;
+        }
+        if (count % 16 == 0)
             if (const std::byte* there = adapter.at(start, bytes)) return there;
         adapter.copy(start, bytes, copy);
         std::memset(copy + bytes, 0, static_cast<size_t>(kSpan * int64_t{sizeof(float)} - bytes));
         return copy;
     }
+
+    static constexpr int64_t kMostCodeBytes = kSpan / kCodeColumns * block_bytes(StripType::kQ8);
 
     std::array<const std::byte*, kStripBlock> spans_;
     alignas(64) std::byte copies_[kStripBlock][kSpan * sizeof(float)];

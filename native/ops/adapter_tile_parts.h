@@ -56,11 +56,11 @@ public:
     StripsAt(const Adapter& adapter, const Strips& strips, int32_t first, int32_t num, int32_t column, int32_t count)
         : first_(adapter.at(strips.place(first, 0), num * strips.strip_bytes())), stride_(strips.strip_bytes()) {
         if (first_ != nullptr) {
-            first_ += column * strips.item_bytes();
+            first_ += strips.bytes(column);
             return;
         }
         for (int32_t s = 0; s < num; ++s)
-            adapter.copy(strips.place(first + s, column), count * strips.item_bytes(), copies_[s]);
+            adapter.copy(strips.place(first + s, column), strips.bytes(count), copies_[s]);
         first_ = copies_[0];
         stride_ = sizeof copies_[0];
     }

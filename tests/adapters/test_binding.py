@@ -70,7 +70,7 @@ def test_strips_cover_the_stream_and_overlap_nowhere(adapter: Adapter, base: Bas
     assert spans[0][0] == 0
     assert all(end == start for (_, end), (start, _) in pairwise(spans))
     assert spans[-1][1] == stream_bytes(adapter) <= len(bound.pages) * PAGE_BYTES
-    assert all(strips.start % strips.dtype.itemsize == 0 for strips in strips_in_order(bound))
+    assert all(strips.start % strips.type.alignment == 0 for strips in strips_in_order(bound))
 
 
 def test_strips_begin_where_packing_places_their_first_tiles(adapter: Adapter, base: BaseTargets) -> None:
@@ -79,7 +79,7 @@ def test_strips_begin_where_packing_places_their_first_tiles(adapter: Adapter, b
         for index, strip in enumerate(range(*packing.strips_of[matrix : matrix + 2])):
             start = strips.start + index * strips.strip_bytes
             for tile in range(*packing.tiles_of[strip : strip + 2]):
-                place = start + int(packing.first_column[tile]) * strips.dtype.itemsize
+                place = start + strips.type.size_bytes(int(packing.first_column[tile]))
                 assert divmod(place, PAGE_BYTES) == (packing.page[tile], packing.offset[tile])
 
 

@@ -14,6 +14,7 @@ from kvarto.adapters.packing import LINE_BYTES, TILE_COLUMNS, Packing, Strips, n
 from kvarto.adapters.peft_files import open_peft_adapter
 from kvarto.adapters.targets import BaseTargets, Role, targets_of
 from kvarto.core.dtype import DType
+from kvarto.core.strip_type import StripType
 from tests.adapters.bases import PUBLISHED, program_of
 from tests.adapters.held import held, page_images
 from tests.adapters.writer import ALL_LINEAR, Options, write_adapter
@@ -26,6 +27,7 @@ SUBSETS = {
     "all and lm_head": ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "lm_head"),
     "down": ("down_proj",),
 }
+FLOATS = (StripType.F32, StripType.F16, StripType.BF16)
 BASES = {name: program_of(config) for name, config in PUBLISHED.items()}
 PAGE_SIZES = {
     name: sorted({
@@ -36,16 +38,16 @@ PAGE_SIZES = {
 }  # fmt: skip
 
 
-def matrices_of(base: BaseTargets, names: tuple[str, ...], rank: int, item_bytes: int = 2) -> list[Strips]:
+def matrices_of(base: BaseTargets, names: tuple[str, ...], rank: int, type: StripType = StripType.BF16) -> list[Strips]:
     found = []
     for module, target in sorted(base.by_module.items()):
         if module.rpartition(".")[2] in names and target.role is not Role.EMBED:
-            found += [Strips(rank, target.in_width, item_bytes), Strips(rank, target.out_width, item_bytes)]
+            found += [Strips(rank, target.in_width, type), Strips(rank, target.out_width, type)]
     return found
 
 
 def check(packing: Packing, matrices: list[Strips]) -> None:
-    strips = np.concatenate([[m.num_columns, m.item_bytes] * m.num_strips for m in matrices]).reshape(-1, 2)
+    strips = np.concatenate([[m.num_columns, m.type.block_bytes] * m.num_strips for m in matrices]).reshape(-1, 2)
     assert packing.strips_of.tolist() == np.cumsum([0, *(m.num_strips for m in matrices)]).tolist()
     assert packing.tiles_of[-1] == packing.num_tiles
     assert len(packing.tiles_of) == len(strips) + 1
@@ -118,14 +120,14 @@ def test_laws_hold_for_odd_sizes_and_mixed_types(page_bytes: int) -> None:
     rng = random.Random(page_bytes)
     for _ in range(40):
         matrices = [
-            Strips(rng.choice((1, 2, 7, 64)), rng.choice((1, 3, 33, 511, 512, 513, 896, 2049)), rng.choice((2, 4)))
+            Strips(rng.choice((1, 2, 7, 64)), rng.choice((1, 3, 33, 511, 512, 513, 896, 2049)), rng.choice(FLOATS))
             for _ in range(rng.randint(1, 12))
         ]
         check(pack(matrices, page_bytes), matrices)
 
 
 def test_the_same_sizes_give_the_same_places() -> None:
-    matrices = [Strips(3, 896, 2), Strips(3, 33, 4), Strips(1, 128, 2)]
+    matrices = [Strips(3, 896, FLOATS[1]), Strips(3, 33, FLOATS[0]), Strips(1, 128, FLOATS[2])]
     one, two = pack(matrices, 4096), pack([*matrices], 4096)
     assert all(np.array_equal(getattr(one, name), getattr(two, name)) for name in Packing.__slots__)
 

@@ -12,7 +12,7 @@ from kvarto.adapters.binding import bind, bound_shape
 from kvarto.adapters.packing import num_pages, stream_bytes
 from kvarto.adapters.targets import targets_of
 from kvarto.core.bound_adapter import BoundAdapter, BoundRows, Strips
-from kvarto.core.dtype import DType
+from kvarto.core.strip_type import StripType
 from tests.ops.adapters import Draw, drawn
 from tests.ops.opened import LIMITS, LLAMA, Opened, open_backend
 
@@ -57,8 +57,10 @@ def _strips(name: str, **changes: object) -> Callable[[BoundAdapter], BoundAdapt
     return change
 
 
-def _rows(*token_ids: int, op_index: int = 0, width: int = 64) -> Callable[[BoundAdapter], BoundAdapter]:
-    rows = BoundRows(op_index, token_ids, Strips(0, max(len(token_ids), 1), width, DType.F32))
+def _rows(
+    *token_ids: int, op_index: int = 0, width: int = 64, type: StripType = StripType.F32
+) -> Callable[[BoundAdapter], BoundAdapter]:
+    rows = BoundRows(op_index, token_ids, Strips(0, max(len(token_ids), 1), width, type))
     return lambda bound: _shaped(bound, token_rows=(rows,))
 
 
@@ -79,9 +81,12 @@ FAULTS: dict[str, tuple[Callable[[BoundAdapter], BoundAdapter], str]] = {
     "start": (_strips("lora_a", start=-4), "bytes -4"),
     "end": (_strips("lora_b", start=1 << 40), "bytes"),
     "alignment": (_strips("lora_b", start=2), "at byte 2"),
-    "type": (_strips("lora_b", dtype=DType.I32), "strips of i32"),
-    "bias": (_update(bias=Strips(0, 1, 95, DType.F32)), "beside 96 rows"),
-    "magnitude": (_update(magnitude=Strips(0, 1, 96, DType.F16)), "not float32"),
+    "codes": (_strips("lora_b", type=StripType.Q8, start=2, num_columns=95), "int8 strips of 95 columns"),
+    "codes inside a scale": (_strips("lora_b", type=StripType.Q4, start=1), "int4 at byte 1"),
+    "bias of codes": (_update(bias=Strips(0, 1, 96, StripType.Q8)), "a vector of"),
+    "rows of codes": (_rows(3, type=StripType.Q4), "rows of tokens in int4"),
+    "bias": (_update(bias=Strips(0, 1, 95, StripType.F32)), "beside 96 rows"),
+    "magnitude": (_update(magnitude=Strips(0, 1, 96, StripType.F16)), "not float32"),
     "token": (_rows(3, 211), "tokens 3 to 211"),
     "tokens twice": (_rows(3, 3), "twice"),
     "no tokens": (_rows(), "0 tokens"),

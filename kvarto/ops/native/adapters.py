@@ -6,12 +6,8 @@ from weakref import WeakKeyDictionary
 
 from kvarto.core import _native
 from kvarto.core.bound_adapter import BoundAdapter, BoundShape, BoundUpdate, Strips
-from kvarto.core.dtype import DType
 from kvarto.core.layout import Layout
 from kvarto.ops.native.compile import native_pages
-
-_TYPES = (DType.F32, DType.F16, DType.BF16)
-"""In the order of `enum class StripType` in native/core/adapters.h."""
 
 
 class NativeShapes:
@@ -48,4 +44,4 @@ def _update(update: BoundUpdate) -> _native.ops.Update:
 
 
 def _strips(strips: Strips) -> _native.ops.Strips:
-    return _native.ops.Strips(strips.start, strips.num_strips, strips.num_columns, _TYPES.index(strips.dtype))
+    return _native.ops.Strips(strips.start, strips.num_strips, strips.num_columns, strips.type.code)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 
 from kvarto.core.bound_adapter import BoundAdapter, Strips
+from kvarto.core.dtype import DType
+from kvarto.core.strip_type import BLOCK_COLUMNS, SCALE_BYTES, StripType
 from kvarto.ops.reference.kernel import TORCH_DTYPES, Views
 from kvarto.ops.reference.scratch import Piece, Pieces, Tensors
 
@@ -22,12 +24,13 @@ class StripReader:
         self._bytes = scratch["lora_bytes"]
 
     def read(self, adapter: BoundAdapter, strips: Strips, strip: int, first_column: int, out: torch.Tensor) -> None:
-        """Fill `out: [n]` with columns from `first_column` on of one strip."""
-        size = strips.dtype.itemsize
-        start = strips.start + strip * strips.strip_bytes + first_column * size
-        raw = self._bytes[: len(out) * size]
-        self._gather(adapter, start, raw)
-        out.copy_(raw.view(TORCH_DTYPES[strips.dtype]))
+        """Fill `out: [n]` with columns from `first_column` on of one strip; of codes, whole blocks."""
+        raw = self._bytes[: strips.type.size_bytes(len(out))]
+        self._gather(adapter, strips.place(strip, first_column), raw)
+        if strips.type.has_codes:
+            _decode(raw, strips.type, out)
+        else:
+            out.copy_(raw.view(TORCH_DTYPES[DType(strips.type.value)]))
 
     def _gather(self, adapter: BoundAdapter, start: int, out: torch.Tensor) -> None:
         done = 0
@@ -37,3 +40,19 @@ class StripReader:
             place = int(adapter.pages[index]) * adapter.page_bytes + offset
             out[done : done + count].copy_(self._pages[place : place + count])
             done += count
+
+
+def _decode(raw: torch.Tensor, type: StripType, out: torch.Tensor) -> None:
+    """Blocks to what their codes stand for; see core/strip_type.py."""
+    blocks = raw.view(-1, type.block_bytes)
+    scales = blocks[:, :SCALE_BYTES].contiguous().view(torch.float16).float()
+    codes, values = blocks[:, SCALE_BYTES:], out.view(-1, BLOCK_COLUMNS)
+    if type is StripType.Q8:
+        values.copy_(codes.view(torch.int8))
+    else:
+        half = BLOCK_COLUMNS // 2
+        values[:, :half] = codes & 15
+        values[:, half:] = codes >> 4
+        values.sub_(8)
+    values.mul_(scales)
+    values.copy_(values.bfloat16())
