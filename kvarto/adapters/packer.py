@@ -1,6 +1,7 @@
 """Packer: from an adapter's file to the bytes of its pages, in one pass; and their digests. One per shape.
 
-    file ── native: read, look for NaN, rearrange ──> stream, magnitudes ── g in its place ──> page images ──> digests
+    file ── native: read, look for NaN, rearrange, quantise ──> stream, magnitudes
+         ── g in its place ──> page images ──> digests
 
 Values are read once, and never by Python. Of a magnitude m (DoRA), pages do not hold m itself but what rows are
 multiplied with, g = m / |W + scaling B A|: it needs the base's weights, so whoever has them gives it.
@@ -14,13 +15,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from kvarto.adapters.adapter import Adapter, LowRankUpdate
+from kvarto.adapters.adapter import SCALE_TYPE, Adapter, LowRankUpdate
 from kvarto.adapters.arrays import StoredArray, bits_of, not_finite, to_float32
 from kvarto.adapters.digest import Digests, content_digest, page_digests, shape_digest
 from kvarto.adapters.magnitudes import ScaleOf, UpdateValues
-from kvarto.adapters.packing import SCALE_DTYPE, stream_bytes, stream_starts, strips_of
+from kvarto.adapters.packing import stream_bytes, stream_starts, strips_of
+from kvarto.adapters.strip_codes import dequantise
 from kvarto.core import _native
-from kvarto.core.errors import BadFile
+from kvarto.core.errors import BadFile, UnsupportedAdapter
 from kvarto.core.units import align_up
 from kvarto.models.raw_file import RawFile
 
@@ -47,6 +49,7 @@ class _Placed:
             num_columns=columns,
             start=self.start,
             type=self.array.encoding,
+            strips=self.array.strip_type.code,
             is_transposed=self.array.is_transposed is not self.has_columns,
             is_beside=self.is_magnitude,
             num_heads=self.array.num_permuted_heads,
@@ -90,7 +93,7 @@ class Packer:
         self._magnitude_bytes = max((_magnitude_end(each) for each in self._scaled), default=0)
         placed = [tensor for update in updates for tensor in update.tensors()]
         placed += [_Placed(rows.rows, next(starts)) for rows in adapter.token_rows]
-        self._names = tuple(each.array.name for each in placed)
+        self._placed = tuple(placed)
         tensors = [each.native() for each in placed]
         self._plan = _native.adapters.PackPlan(tensors, file_bytes, self.stream_bytes, self._magnitude_bytes)
 
@@ -98,8 +101,8 @@ class Packer:
         """Fill `images`, `[num_pages, page_bytes]`; what the last page does not hold is zero.
 
         `scale_of` is needed where there are magnitudes. `may_be_direct`: past the page cache, where the file is not in
-        it. Raises BadAdapter where a value is not finite, BadFile where
-        the file has become shorter.
+        it. Raises BadAdapter where a value is not finite, UnsupportedAdapter where one is too large for the codes that
+        are asked for, BadFile where the file has become shorter.
         """
         stream, magnitudes = images.reshape(-1), np.empty(self._magnitude_bytes, np.uint8)
         assert images.flags.c_contiguous, "pages do not follow each other"
@@ -108,7 +111,8 @@ class Packer:
         except EOFError as error:
             raise BadFile(f"`{file.path}` shrank while it was read; stop what writes to it and start again") from error
         if bad is not None:
-            raise not_finite(self._names[bad])
+            tensor, is_finite = bad
+            raise _too_large(self._placed[tensor].array) if is_finite else not_finite(self._placed[tensor].array.name)
         for update in self._scaled:
             assert scale_of is not None, "an adapter with magnitudes needs the base to be packed"
             _fill_scale(update, stream, magnitudes, scale_of)
@@ -149,8 +153,18 @@ def _fill_scale(placed: _PlacedUpdate, stream: Bytes, magnitudes: Bytes, scale_o
     scale = scale_of(update, values)
     assert scale.dtype == np.float32, "what rows are multiplied with is float32"
     assert scale.shape == (out_width,), f"{scale.shape} for {update.target}"
-    stream[start : start + out_width * SCALE_DTYPE.itemsize].view(np.float32)[:] = scale
+    stream[start : start + SCALE_TYPE.size_bytes(out_width)].view(np.float32)[:] = scale
 
 
 def _values(packed: Bytes, start: int, array: StoredArray) -> NDArray[np.float32]:
-    return to_float32(bits_of(packed[start : start + array.size_bytes], array.dtype), array.dtype)
+    raw = packed[start : start + array.strip_bytes]
+    if array.codes is not None:
+        return dequantise(raw, array.codes)
+    return to_float32(bits_of(raw, array.dtype), array.dtype)
+
+
+def _too_large(array: StoredArray) -> UnsupportedAdapter:
+    return UnsupportedAdapter(
+        f"tensor `{array.name}` holds values whose scale is beyond float16, so they have no {array.codes} codes; serve "
+        "it with `--adapter-dtype auto`, or use an earlier checkpoint"
+    )

@@ -28,10 +28,12 @@ from kvarto.adapters.opened import OpenedAdapter
 from kvarto.adapters.packer import Packer
 from kvarto.adapters.packing import num_pages
 from kvarto.adapters.peft_files import CONFIG_NAME, TENSORS_NAME, open_peft_adapter
+from kvarto.adapters.quantised import quantised
 from kvarto.adapters.shape_cache import ShapeCache
 from kvarto.adapters.targets import BaseTargets
 from kvarto.core.bound_adapter import BoundShape
 from kvarto.core.errors import BadAdapter, UnsupportedAdapter
+from kvarto.core.strip_type import StripType
 from kvarto.models.raw_file import FileIdentity
 
 GGUF_SUFFIX = ".gguf"
@@ -100,15 +102,18 @@ class AdapterFiles:
         limits: AdapterLimits | None = None,
         is_copy: IsCopy | None = None,
         scale_of: ScaleOf | None = None,
+        codes: StripType | None = None,
         now_ns: Callable[[], int] = time.time_ns,
     ) -> None:
-        """`is_copy`: see `open_peft_adapter`; `scale_of`: see `Packer.pack`; `now_ns`: the clock of files' times."""
+        """`is_copy`: see `open_peft_adapter`; `scale_of`: see `Packer.pack`; `codes`: see `quantised`; `now_ns`: the
+        clock of files' times."""
         self._base = base
         self._roots = tuple(roots)
         self._page_bytes = page_bytes
         self._limits = limits or AdapterLimits()
         self._is_copy = is_copy
         self._scale_of = scale_of
+        self._codes = codes
         self._now_ns = now_ns
         self._digests = KnownDigests()
         self._shapes: ShapeCache[AdapterShape] = ShapeCache()
@@ -125,7 +130,8 @@ class AdapterFiles:
         return FoundAdapter(shape.adapter, identity, count, self._digests.content(identity), on_disk)
 
     def read(self, found: FoundAdapter, images: NDArray[np.uint8]) -> Digests:
-        """Fill `images`: `[num_pages, page_bytes]`. Raises BadAdapter where a value is not finite or a file changed.
+        """Fill `images`: `[num_pages, page_bytes]`. Raises BadAdapter where a value is not finite or a file changed,
+        UnsupportedAdapter where a value has no code.
 
         Files that were read before, and not written since, are not hashed again. A first read goes past the page cache
         where it can: most adapters are read once in a long while, and would push out what is needed. What is read again
@@ -146,7 +152,7 @@ class AdapterFiles:
         return digests
 
     def _new_shape(self, opened: OpenedAdapter) -> AdapterShape:
-        adapter = opened.adapter
+        adapter = opened.adapter if self._codes is None else quantised(opened.adapter, self._codes)
         packer = Packer(adapter, opened.tensors_file.identity.size_bytes)
         shape = AdapterShape(adapter, packer, bound_shape(adapter, self._base))
         return self._shapes.add(opened.shape_key, shape, sum(1 for _ in adapter.arrays()))

@@ -1,10 +1,11 @@
 #include "adapters/file_rows.h"
 
 #include <algorithm>
-#include <bit>
 #include <cstring>
 #include <vector>
 
+#include "adapters/coded_rows.h"
+#include "adapters/file_values.h"
 #include "adapters/transpose.h"
 
 namespace kvarto {
@@ -19,77 +20,19 @@ constexpr int64_t kSeenBytes = 2 << 10, kAheadBytes = 4 << 10;
 // Rearranged at a time, from the first-level cache.
 constexpr int64_t kRearrangedBytes = 32 << 10;
 
-Result ended(const FileReader::Bytes& bytes) {
-    return bytes.end == FileReader::End::kFileEnded ? Result{End::kFileEnded} : Result{End::kFailed, 0, bytes.error};
-}
-
-// All ones in the exponent: infinite, or no number. Looks at every value, so that the loop has no branch.
-template <class Bits> bool is_finite(const std::byte* __restrict in, int64_t count, Bits exponent) {
-    Bits found = 0;
-    for (int64_t i = 0; i < count; ++i) {
-        Bits bits;  // where a file has a value, it may be aligned to nothing
-        std::memcpy(&bits, in + i * sizeof(Bits), sizeof(Bits));
-        found |= static_cast<Bits>((bits & exponent) == exponent);
-    }
-    return found == 0;
-}
-
-// The same, and copies.
-template <class Bits>
-bool copy_finite(const std::byte* __restrict in, int64_t count, Bits exponent, std::byte* __restrict out) {
-    Bits found = 0;
-    for (int64_t i = 0; i < count; ++i) {
-        Bits bits;
-        std::memcpy(&bits, in + i * sizeof(Bits), sizeof(Bits));
-        std::memcpy(out + i * sizeof(Bits), &bits, sizeof(Bits));
-        found |= static_cast<Bits>((bits & exponent) == exponent);
-    }
-    return found == 0;
-}
-
-bool is_finite(FileType type, const std::byte* values, int64_t count) {
-    if (type == FileType::kF16) return is_finite<uint16_t>(values, count, 0x7C00);
-    if (type == FileType::kBF16) return is_finite<uint16_t>(values, count, 0x7F80);
-    return is_finite<uint32_t>(values, count, 0x7F800000);
-}
-
 // What a disk has written lies in no cache near; asked for early, it comes while something else is done.
 void prefetch(const FileReader::Bytes& bytes, int64_t first, int64_t count) {
     for (const int64_t last = std::min(first + count, bytes.count); first < last; first += 64)
         __builtin_prefetch(bytes.data + first, 0, 2);
 }
 
-bool copy_finite(FileType type, const std::byte* values, int64_t count, std::byte* out) {
-    if (type == FileType::kF16) return copy_finite<uint16_t>(values, count, 0x7C00, out);
-    if (type == FileType::kBF16) return copy_finite<uint16_t>(values, count, 0x7F80, out);
-    return copy_finite<uint32_t>(values, count, 0x7F800000, out);
-}
-
-float half_to_float(uint16_t half) {
-    const uint32_t sign = uint32_t{half & 0x8000U} << 16, rest = half & 0x7FFFU;
-    if (rest >= 0x7C00) return std::bit_cast<float>(sign | 0x7F800000U | (rest & 0x3FFU) << 13);
-    if (rest >= 0x0400) return std::bit_cast<float>(sign | ((rest << 13) + 0x38000000U));
-    const float magnitude = static_cast<float>(rest) * 0x1p-24F;  // too small for an exponent; exact
-    return std::bit_cast<float>(sign | std::bit_cast<uint32_t>(magnitude));
-}
-
-// Blocks of a float16 and 32 bytes; each product is exact in float32.
-void widen_q8_0(const std::byte* blocks, int64_t num_values, float* out) {
-    for (int64_t first = 0; first < num_values; first += 32, blocks += 34) {
-        uint16_t half;
-        std::memcpy(&half, blocks, sizeof half);
-        const float scale = half_to_float(half);
-        for (int64_t i = 0; i < 32; ++i) out[first + i] = scale * static_cast<float>(static_cast<int8_t>(blocks[2 + i]));
-    }
-}
-
 // Values as the file has them, with those behind them asked for.
-bool is_finite_ahead(FileType type, const FileReader::Bytes& bytes, int64_t count) {
+bool are_finite_ahead(FileType type, const FileReader::Bytes& bytes, int64_t count) {
     const int64_t item_bytes = type == FileType::kF32 ? 4 : 2;
     for (int64_t done = 0; done < count; done += kSeenBytes) {
         const int64_t here = std::min(kSeenBytes, count - done);
         prefetch(bytes, done + kAheadBytes, here);
-        if (!is_finite(type, bytes.data + done, here / item_bytes)) return false;
+        if (!are_finite(type, bytes.data + done, here / item_bytes)) return false;
     }
     return true;
 }
@@ -148,10 +91,10 @@ Result read_rows(FileReader& file, const FileTensor& tensor, std::byte* target) 
         const int64_t here = std::min({most, tensor.num_rows - first, found.count / row_bytes});
         const std::byte* rows = found.data;
         if (tensor.type == FileType::kQ8_0) {
-            widen_q8_0(found.data, here * tensor.num_columns, widened.data());
+            widen(tensor.type, found.data, here * tensor.num_columns, widened.data());
             rows = reinterpret_cast<const std::byte*>(widened.data());
-            if (!is_finite(tensor.type, rows, here * tensor.num_columns)) return {End::kNotFinite};
-        } else if (!is_finite_ahead(tensor.type, found, here * row_bytes)) {
+            if (!are_finite(tensor.type, rows, here * tensor.num_columns)) return {End::kNotFinite};
+        } else if (!are_finite_ahead(tensor.type, found, here * row_bytes)) {
             return {End::kNotFinite};
         }
         put(rows, tensor, first, here, target);
@@ -169,6 +112,7 @@ int64_t FileTensor::place_of(int64_t row) const {
 }
 
 Result read_tensor(FileReader& file, const FileTensor& tensor, std::byte* target) {
+    if (has_codes(tensor.strips)) return read_coded(file, tensor, target);
     if (tensor.is_rearranged()) return read_rows(file, tensor, target);
     if (tensor.type != FileType::kQ8_0) return read_as_it_lies(file, tensor, target);
     FileTensor blocks = tensor;  // where order stays, a row may be as long as it likes

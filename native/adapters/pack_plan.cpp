@@ -6,6 +6,7 @@
 #include <string>
 #include <utility>
 
+#include "adapters/coded_rows.h"
 #include "adapters/file_rows.h"
 
 namespace kvarto {
@@ -18,6 +19,19 @@ void require(bool holds, const std::string& what) {
     if (!holds) throw std::invalid_argument("packing: " + what);
 }
 
+// What a tensor is once it was read.
+StripType values_of(FileType type) {
+    if (type == FileType::kF16) return StripType::kF16;
+    return type == FileType::kBF16 ? StripType::kBF16 : StripType::kF32;
+}
+
+// How long rows may be: some are read at once.
+int64_t most_row_bytes(const FileTensor& tensor) {
+    if (!has_codes(tensor.strips)) return kMostAtOnce;
+    if (!tensor.is_transposed) return kMostAtOnce * tensor.item_bytes() / int64_t{sizeof(float)};
+    return kMostRowsBytes * tensor.item_bytes() / int64_t{sizeof(float)} / rows_together(tensor);
+}
+
 void check(const FileTensor& tensor, int64_t file_bytes, int64_t target_bytes) {
     require(tensor.type <= FileType::kQ8_0, "no such type of tensors");
     require(tensor.num_rows > 0 && tensor.num_columns > 0, "a tensor without values");
@@ -25,10 +39,13 @@ void check(const FileTensor& tensor, int64_t file_bytes, int64_t target_bytes) {
     require(tensor.type != FileType::kQ8_0 || tensor.num_columns % 32 == 0, "a row that is no whole number of blocks");
     require(tensor.num_heads >= 0 && tensor.num_heads <= tensor.num_rows, "more heads than rows");
     require(tensor.num_heads == 0 || tensor.num_rows % (2 * tensor.num_heads) == 0, "rows that make no whole heads");
-    require(!tensor.is_rearranged() || tensor.row_bytes() <= kMostAtOnce, "a row too long to be rearranged");
+    require(tensor.strips <= StripType::kQ4, "no such type of strips");
+    require(has_codes(tensor.strips) || tensor.strips == values_of(tensor.type), "values of another type");
+    require(tensor.strip_columns() % block_columns(tensor.strips) == 0, "a strip that ends inside a block");
+    require(!tensor.is_rearranged() || tensor.row_bytes() <= most_row_bytes(tensor), "a row too long to be rearranged");
     require(tensor.offset >= 0 && tensor.offset <= file_bytes - tensor.file_bytes(), "a tensor outside of the file");
     require(tensor.start >= 0 && tensor.start <= target_bytes - tensor.size_bytes(), "a tensor outside of its target");
-    require(tensor.start % tensor.item_bytes() == 0, "a tensor that begins inside a value");
+    require(tensor.start % alignment(tensor.strips) == 0, "a tensor that begins inside a value");
 }
 
 bool is_aligned(std::span<std::byte> target) { return reinterpret_cast<uintptr_t>(target.data()) % 4 == 0; }

@@ -1,4 +1,4 @@
-// One pass over an adapter's file: each value is checked once and put where the adapter's stream has it.
+// One pass over an adapter's file: each value is checked once and put where the adapter's stream has it, or its code.
 //
 //     file:   | header | tensor | tensor | ...        rows as they lie there, in any order
 //     stream: | A0: rows | B0: columns | ... | 0 0 |  as pages have it (kvarto/adapters/packing.py)
@@ -12,6 +12,8 @@
 #include <span>
 #include <vector>
 
+#include "core/strip_type.h"
+
 namespace kvarto {
 
 enum class FileType : uint8_t { kF32, kF16, kBF16, kQ8_0 };  // the last becomes float32
@@ -22,13 +24,15 @@ struct FileTensor {
     int64_t num_columns;
     int64_t start;        // of its first byte, in the stream or beside it
     FileType type;
+    StripType strips;     // what it becomes: what it is once it was read, or codes
     bool is_transposed;   // its columns follow each other there
     bool is_beside;
     int64_t num_heads;    // not 0: a head's two halves lie row by row in turns, and come apart
 
-    int64_t item_bytes() const { return type == FileType::kF16 || type == FileType::kBF16 ? 2 : 4; }
+    int64_t item_bytes() const { return type == FileType::kF16 || type == FileType::kBF16 ? 2 : 4; }  // once it was read
     int64_t row_bytes() const { return num_columns * item_bytes(); }
-    int64_t size_bytes() const { return num_rows * row_bytes(); }
+    int64_t strip_columns() const { return is_transposed ? num_rows : num_columns; }
+    int64_t size_bytes() const { return num_rows * num_columns / strip_columns() * strip_bytes(strips, strip_columns()); }
     int64_t file_row_bytes() const { return type == FileType::kQ8_0 ? num_columns / 32 * 34 : row_bytes(); }
     int64_t file_bytes() const { return num_rows * file_row_bytes(); }
     bool is_rearranged() const { return is_transposed || num_heads != 0; }
@@ -38,7 +42,7 @@ struct FileTensor {
 
 class PackPlan {
 public:
-    enum class End { kDone, kNotFinite, kFileEnded, kFailed };
+    enum class End { kDone, kNotFinite, kTooLarge, kFileEnded, kFailed };  // too large for a code
     struct Result {
         End end = End::kDone;
         int64_t tensor = 0;  // the one at which it ended

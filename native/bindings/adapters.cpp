@@ -1,6 +1,7 @@
 // Adapters on their way from files to pages.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
@@ -21,10 +22,13 @@ namespace kvarto {
 namespace {
 
 FileTensor file_tensor(int64_t offset, int64_t num_rows, int64_t num_columns, int64_t start, int32_t type,
-                       bool is_transposed, bool is_beside, int64_t num_heads) {
+                       int32_t strips, bool is_transposed, bool is_beside, int64_t num_heads) {
     if (type < 0 || type > static_cast<int32_t>(FileType::kQ8_0))
         throw std::invalid_argument("packing: no such type of tensors");
-    return {offset, num_rows, num_columns, start, static_cast<FileType>(type), is_transposed, is_beside, num_heads};
+    if (strips < 0 || strips > static_cast<int32_t>(StripType::kQ4))
+        throw std::invalid_argument("packing: no such type of strips");
+    return {offset, num_rows, num_columns, start, static_cast<FileType>(type), static_cast<StripType>(strips),
+            is_transposed, is_beside, num_heads};
 }
 
 [[noreturn]] void raise(const PackPlan::Result& result) {
@@ -37,8 +41,8 @@ FileTensor file_tensor(int64_t offset, int64_t num_rows, int64_t num_columns, in
     throw nb::python_error();
 }
 
-std::tuple<std::optional<int64_t>, int64_t> pack(const PackPlan& plan, int file, nb::handle stream, nb::handle beside,
-                                                bool may_be_direct) {
+std::tuple<std::optional<std::pair<int64_t, bool>>, int64_t> pack(const PackPlan& plan, int file, nb::handle stream,
+                                                                  nb::handle beside, bool may_be_direct) {
     const BorrowedBytes stream_bytes(stream, PyBUF_WRITABLE), beside_bytes(beside, PyBUF_WRITABLE);
     PackPlan::Result result;
     {
@@ -46,7 +50,9 @@ std::tuple<std::optional<int64_t>, int64_t> pack(const PackPlan& plan, int file,
         result = plan.pack(file, stream_bytes.span(), beside_bytes.span(), may_be_direct);
     }
     if (result.end == PackPlan::End::kDone) return {std::nullopt, result.num_direct_bytes};
-    if (result.end == PackPlan::End::kNotFinite) return {result.tensor, result.num_direct_bytes};
+    const bool is_finite = result.end == PackPlan::End::kTooLarge;
+    if (is_finite || result.end == PackPlan::End::kNotFinite)
+        return {std::pair(result.tensor, is_finite), result.num_direct_bytes};
     raise(result);
 }
 
@@ -55,18 +61,18 @@ std::tuple<std::optional<int64_t>, int64_t> pack(const PackPlan& plan, int file,
 void bind_adapters(nb::module_& adapters) {
     nb::class_<FileTensor>(adapters, "FileTensor", "Where a tensor lies in a file, and where it goes.")
         .def("__init__", [](FileTensor* self, int64_t offset, int64_t num_rows, int64_t num_columns, int64_t start,
-                            int32_t type, bool is_transposed, bool is_beside, int64_t num_heads) {
+                            int32_t type, int32_t strips, bool is_transposed, bool is_beside, int64_t num_heads) {
             new (self) FileTensor(
-                file_tensor(offset, num_rows, num_columns, start, type, is_transposed, is_beside, num_heads));
-        }, "offset"_a, "num_rows"_a, "num_columns"_a, "start"_a, "type"_a, "is_transposed"_a, "is_beside"_a,
+                file_tensor(offset, num_rows, num_columns, start, type, strips, is_transposed, is_beside, num_heads));
+        }, "offset"_a, "num_rows"_a, "num_columns"_a, "start"_a, "type"_a, "strips"_a, "is_transposed"_a, "is_beside"_a,
              "num_heads"_a);
     nb::class_<PackPlan>(adapters, "PackPlan", "One pass over an adapter's file; see native/adapters/pack_plan.h.")
         .def(nb::init<std::vector<FileTensor>, int64_t, int64_t, int64_t>(), "tensors"_a, "file_bytes"_a,
              "stream_bytes"_a, "beside_bytes"_a)
         .def("pack", &pack, "file"_a, "stream"_a, "beside"_a, "may_be_direct"_a,
              "Fill both from an open descriptor, the interpreter's lock released. Returns the index of the first tensor "
-             "in the file with a value that is not finite, or None, and how many bytes came past the page cache. Raises "
-             "OSError, and EOFError where the file has become shorter.");
+             "in the file with a value that is not finite, or finite and too large for a code, and whether it is; or None; "
+             "and how many bytes came past the page cache. Raises OSError, and EOFError where the file has become shorter.");
 }
 
 }  // namespace kvarto

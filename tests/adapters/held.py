@@ -15,6 +15,7 @@ from kvarto.adapters.digest import content_digest, page_digests, shape_digest
 from kvarto.adapters.magnitudes import UpdateValues
 from kvarto.adapters.opened import OpenedAdapter
 from kvarto.adapters.packing import stream_order, strips_of
+from kvarto.adapters.strip_codes import dequantise, quantise
 
 Float32 = NDArray[np.float32]
 ScaleOf = Callable[[LowRankUpdate], Float32]
@@ -61,7 +62,7 @@ def held(opened: OpenedAdapter) -> Adapter:
         if array is None:
             return None
         place = (array.name, array.shape, array.encoding, array.offset)
-        return HeldArray(*place, array.is_transposed, array.num_permuted_heads, file)
+        return HeldArray(*place, array.is_transposed, array.num_permuted_heads, array.codes, file)
 
     updates = tuple(
         replace(u, lora_a=with_file(u.lora_a), lora_b=with_file(u.lora_b), bias=with_file(u.bias),
@@ -73,9 +74,10 @@ def held(opened: OpenedAdapter) -> Adapter:
 
 
 def update_values(update: LowRankUpdate) -> UpdateValues:
-    """Of an update with a magnitude."""
+    """Of an update with a magnitude; of codes, what they stand for."""
     assert update.magnitude is not None
-    return UpdateValues(*(array.values() for array in (update.lora_a, update.lora_b, update.magnitude)))
+    a, b = stood_for(update.lora_a), stood_for(update.lora_b, has_columns=True)
+    return UpdateValues(a, b, update.magnitude.values())
 
 
 def page_images(adapter: Adapter, page_bytes: int, scale_of: ScaleOf | None = None) -> list[bytes]:
@@ -100,11 +102,29 @@ def _stream(adapter: Adapter, scale_of: ScaleOf | None) -> bytes:
 def _parts(adapter: Adapter, scale_of: ScaleOf | None) -> Iterator[bytes]:
     """One per entry of `strips_of`."""
     for update in adapter.updates:
-        yield update.lora_a.read().tobytes()
-        yield update.lora_b.read().tobytes(order="F")
+        yield _packed(update.lora_a)
+        yield _packed(update.lora_b, has_columns=True)
         if update.bias is not None:
             yield update.bias.read().tobytes()
         if update.magnitude is not None:
             assert scale_of is not None
             yield scale_of(update).astype(np.float32).tobytes()
     yield from (rows.rows.read().tobytes() for rows in adapter.token_rows)
+
+
+def _packed(array: StoredArray, *, has_columns: bool = False) -> bytes:
+    """Strips one after the other: rows, or columns."""
+    if array.codes is None:
+        return array.read().tobytes(order="F" if has_columns else "C")  # type: ignore[call-arg]
+    values = array.values()  # type: ignore[call-arg]
+    blocks = quantise(np.ascontiguousarray(values.T if has_columns else values), array.codes)
+    assert blocks is not None
+    return blocks.tobytes()
+
+
+def stood_for(array: StoredArray, *, has_columns: bool = False) -> Float32:
+    """The values as pages have them."""
+    if array.codes is None:
+        return array.values()  # type: ignore[call-arg]
+    values = dequantise(np.frombuffer(_packed(array, has_columns=has_columns), np.uint8), array.codes)
+    return values.reshape(array.shape[::-1]).T if has_columns else values.reshape(array.shape)

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvarto.adapters.adapter import Adapter, LowRankUpdate, TokenRows
+from kvarto.adapters.arrays import StoredArray
 from kvarto.adapters.binding import bind, bound_shape
 from kvarto.adapters.magnitudes import scale_of
 from kvarto.adapters.packing import num_pages, stream_bytes
@@ -21,7 +22,7 @@ from kvarto.core.ops import Embed, HeadShape, Linear, Logits, Op
 from kvarto.core.step import Step
 from kvarto.models.convert import to_bfloat16
 from kvarto.ops.base import Backend
-from tests.adapters.held import HeldArray, ScaleOf, array_of, page_images, update_values
+from tests.adapters.held import HeldArray, ScaleOf, array_of, page_images, stood_for, update_values
 
 Array = np.ndarray[Any, Any]
 _TYPES = {DType.F32: np.float32, DType.F16: np.float16}
@@ -66,6 +67,18 @@ def drawn(targets: Sequence[Target], draw: Draw) -> Adapter:
             for target in targets
         )
     )
+
+
+def bfloat16_twin(adapter: Adapter) -> Adapter:
+    """The adapter with what its codes stand for in the place of codes."""
+
+    def twin(array: StoredArray, *, has_columns: bool = False) -> StoredArray:
+        if array.codes is None:
+            return array
+        return array_of(to_bfloat16(np.ascontiguousarray(stood_for(array, has_columns=has_columns))))
+
+    updates = (replace(u, lora_a=twin(u.lora_a), lora_b=twin(u.lora_b, has_columns=True)) for u in adapter.updates)
+    return replace(adapter, updates=tuple(updates))
 
 
 def with_tokens(adapter: Adapter, weight: str, roles: tuple[Role, ...], ids: Sequence[int], width: int) -> Adapter:

@@ -11,6 +11,7 @@ class FileTensor:
         num_columns: int,
         start: int,
         type: int,
+        strips: int,
         is_transposed: bool,
         is_beside: bool,
         num_heads: int,
@@ -20,4 +21,4 @@ class PackPlan:
     def __init__(self, tensors: list[FileTensor], file_bytes: int, stream_bytes: int, beside_bytes: int) -> None: ...
     def pack(
         self, file: int, stream: NDArray[np.uint8], beside: NDArray[np.uint8], may_be_direct: bool
-    ) -> tuple[int | None, int]: ...
+    ) -> tuple[tuple[int, bool] | None, int]: ...
