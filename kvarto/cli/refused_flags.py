@@ -31,7 +31,7 @@ REFUSED: dict[str, str] = {
     "enable-lora": "naming adapters is enough: `--adapter-dir`, `--lora-modules` or `--max-lora-rank`",
     "max-loras": f"{_NO_SLOTS}; `--max-adapters-per-step` bounds what one step reads",
     "max-cpu-loras": "host memory is bounded by bytes: `--adapter-host-memory`",
-    "lora-dtype": "adapters keep the types of their files",
+    "lora-dtype": "adapters keep the types of their files; `--adapter-dtype int8` or `int4` makes them smaller",
     # vLLM: scheduler and model
     "enable-chunked-prefill": "long prompts always go in chunks of `--max-num-batched-tokens`",
     "no-enable-chunked-prefill": "long prompts always go in chunks; `--max-num-batched-tokens` says how large",

@@ -23,7 +23,7 @@ from kvarto.core.errors import BadAdapter, UsageError
 from kvarto.core.ids import OwnerId
 from kvarto.core.layout import Layout
 from kvarto.core.program import Program
-from kvarto.engine.adapter_settings import max_lora_rank, module_adapters, roots
+from kvarto.engine.adapter_settings import adapter_codes, max_lora_rank, module_adapters, roots
 from kvarto.engine.adapter_watch import AdapterWatch
 from kvarto.engine.adapters import AdapterParts, Adapters
 from kvarto.engine.config import EngineConfig
@@ -187,6 +187,7 @@ def adapter_files(
         limits=AdapterLimits(max_rank=max_lora_rank(config)),
         is_copy=_is_copy(Path(config.model), base),
         scale_of=None if read_rows is None else partial(scale_of, read_rows=read_rows),
+        codes=adapter_codes(config),
     )
 
 

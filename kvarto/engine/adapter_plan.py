@@ -28,8 +28,10 @@ class PlannedAdapter:
     name: str
     rank: int
     size_bytes: int
-    """Of its tensors, as the file has them."""
+    """Of its strips, as pages have them."""
     num_pages: int
+    dtype: str
+    """Of A and B in pages; of both, or of several modules, where they differ."""
     refusal: str | None = None
     """Why it will not be served; sizes are 0 then."""
 
@@ -44,10 +46,11 @@ def plan_adapters(config: EngineConfig, program: Program, layout: Layout) -> lis
         try:
             found = files.find(each.path)
         except AdapterError as error:
-            planned.append(PlannedAdapter(each.name, 0, 0, 0, str(error)))
+            planned.append(PlannedAdapter(each.name, 0, 0, 0, "", str(error)))
             continue
         adapter = found.adapter
-        planned.append(PlannedAdapter(each.name, adapter.max_rank, adapter.size_bytes, found.num_pages))
+        sizes = (adapter.max_rank, adapter.size_bytes, found.num_pages)
+        planned.append(PlannedAdapter(each.name, *sizes, "+".join(adapter.strip_types)))
     return planned
 
 
@@ -56,11 +59,8 @@ def adapter_table(planned: Sequence[PlannedAdapter], layout: Layout, host_bytes:
     page_bytes = layout.kv_format.page_bytes
     served = [each for each in planned if each.refusal is None]
     width = max((len(each.name) for each in planned), default=0)
-    lines = [
-        f"{each.name:<{width}}  rank {each.rank:>3}  {each.num_pages:>7,} pages  {each.num_pages * page_bytes:>17,}  "
-        f"{format_bytes(each.num_pages * page_bytes):>11}  slack {each.num_pages * page_bytes - each.size_bytes:,}"
-        for each in sorted(served, key=lambda each: -each.num_pages)[:MAX_ROWS]
-    ]
+    largest = sorted(served, key=lambda each: -each.num_pages)[:MAX_ROWS]
+    lines = [f"{each.name:<{width}}  {_row(each, page_bytes)}" for each in largest]
     if len(served) > MAX_ROWS:
         lines.append(f"… and {len(served) - MAX_ROWS:,} smaller ones")
     num_pages = sum(each.num_pages for each in served)
@@ -71,3 +71,11 @@ def adapter_table(planned: Sequence[PlannedAdapter], layout: Layout, host_bytes:
     )
     lines += [f"{each.name}: refused: {each.refusal}" for each in planned if each.refusal is not None][:MAX_ROWS]
     return "\n".join(lines)
+
+
+def _row(planned: PlannedAdapter, page_bytes: int) -> str:
+    taken_bytes = planned.num_pages * page_bytes
+    return (
+        f"rank {planned.rank:>3}  {planned.dtype:<9}  {planned.num_pages:>7,} pages  {taken_bytes:>17,}  "
+        f"{format_bytes(taken_bytes):>11}  slack {taken_bytes - planned.size_bytes:,}"
+    )

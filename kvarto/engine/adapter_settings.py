@@ -10,11 +10,13 @@ from pathlib import Path
 from kvarto.adapters.files import AdapterLimits
 from kvarto.adapters.source import adapters_in
 from kvarto.core.errors import BadAdapter, UsageError
+from kvarto.core.strip_type import StripType
 from kvarto.engine.config import EngineConfig
 
 DEFAULT_RANK = 64
 """Where adapters are named and no rank is: it covers most that are published, and costs scratch for one step."""
 MAX_NAME_CHARS = 256
+ADAPTER_DTYPES = ("auto", StripType.Q8, StripType.Q4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +34,18 @@ def max_lora_rank(config: EngineConfig) -> int:
     return DEFAULT_RANK if config.adapter_dir or config.lora_modules else 0
 
 
+def adapter_codes(config: EngineConfig) -> StripType | None:
+    """What A and B become in pages; None: they stay what they are in their files."""
+    return None if config.adapter_dtype == "auto" else StripType(config.adapter_dtype)
+
+
 def check_adapter_settings(config: EngineConfig) -> None:
     """Raises UsageError."""
     most = AdapterLimits().max_rank
     if not 0 <= config.max_lora_rank <= most:
         raise UsageError(f"`--max-lora-rank {config.max_lora_rank}` is out of range; give 0 to {most}")
+    if config.adapter_dtype not in ADAPTER_DTYPES:
+        raise UsageError(f"`--adapter-dtype {config.adapter_dtype}` is not one of {', '.join(ADAPTER_DTYPES)}")
     for flag, value in (
         ("--adapter-host-memory", config.adapter_host_memory),
         ("--adapter-floor-memory", config.adapter_floor_memory),

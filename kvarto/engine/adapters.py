@@ -137,6 +137,7 @@ class Adapters:
             rank=None if adapter is None else adapter.max_rank,
             size_bytes=None if adapter is None else adapter.size_bytes,
             num_pages=None if adapter is None else version.num_pages,
+            dtype=None if adapter is None else "+".join(adapter.strip_types),
             tier=self._tier(version),
             digest=None if version.digest is None else version.digest.hex(),
             num_requests=version.num_requests,

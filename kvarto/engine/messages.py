@@ -178,7 +178,10 @@ class AdapterInfo(msgspec.Struct, frozen=True, kw_only=True):
     rank: int | None
     """The largest of its updates; None while its files were not opened, like the sizes."""
     size_bytes: int | None
+    """As pages have them."""
     num_pages: int | None
+    dtype: str | None = None
+    """Of A and B in pages: `bf16`, `int8`, or `bf16+int8` where both are there."""
     tier: str
     """Nearest place of its bytes: `device`, `host`, `disk`, or `refused` when its files were not accepted."""
     digest: str | None

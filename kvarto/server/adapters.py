@@ -53,6 +53,7 @@ def _card(service: Service, info: AdapterInfo) -> AdapterCard:
         rank=info.rank,
         size_bytes=info.size_bytes,
         num_pages=info.num_pages,
+        dtype=info.dtype,
         tier=info.tier,
         num_requests=info.num_requests,
     )

@@ -293,6 +293,8 @@ class AdapterCard(ModelCard, kw_only=True):
     """The largest of its updates; null, like its sizes, while nobody has asked for it."""
     size_bytes: int | None
     num_pages: int | None
+    dtype: str | None
+    """Of A and B in memory: `bf16`, `int8`, or `bf16+int8` where both are there."""
     tier: str
     """Where its bytes are: `device`, `host`, `disk`, or `refused` when its files were not accepted."""
     num_requests: int

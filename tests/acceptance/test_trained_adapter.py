@@ -10,8 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
+from kvarto import LLM, SamplingParams
 from kvarto.engine.config import EngineConfig
 from tests.acceptance.serving import served
 from tests.server.tiny_model import LAYERS, write_tiny_model
@@ -151,3 +154,23 @@ def test_the_base_says_what_it_said_also_beside_the_adapter(http: httpx.Client, 
     for prompt in PROMPTS:
         assert together["tiny", prompt] == alone[prompt]
         assert_said(together["folded", prompt], trained.by_peft[prompt])
+
+
+def logprobs_of_text(trained: Trained, dtype: str) -> NDArray[np.float64]:
+    """Of each token of the text but the first, as the adapter has them."""
+    with LLM(
+        str(trained.model), backend="native", threads=1, dtype="f32", activations="f32", kv_cache_dtype="f32",
+        max_num_seqs=2, max_model_len=256, adapter_dir=(str(trained.adapters),), max_lora_rank=RANK,
+        adapter_dtype=dtype,
+    ) as llm:  # fmt: skip
+        sampling = SamplingParams(max_tokens=1, prompt_logprobs=0)
+        (output,) = llm.generate([TEXT * 2], sampling, adapter="folded")
+    assert output.prompt_logprobs is not None
+    return np.array([each.logprob for each in output.prompt_logprobs])
+
+
+@pytest.mark.parametrize(("dtype", "most"), [("int8", 0.1), ("int4", 1.0)])
+def test_codes_say_nearly_what_the_file_says(trained: Trained, dtype: str, most: float) -> None:
+    """Measured: 0.03 and 0.44 on average, where bfloat16 is 0.01 away and the base 7.4."""
+    error = np.abs(logprobs_of_text(trained, dtype) - logprobs_of_text(trained, "auto"))
+    assert error.mean() < most

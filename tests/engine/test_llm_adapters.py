@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -115,6 +116,41 @@ def test_the_ledger_has_what_the_plan_said(llm: LLM, backend: str, model: Path, 
     assert "broken: refused" in table
 
 
+@pytest.mark.parametrize("dtype", ["int8", "int4"])
+def test_codes_take_what_the_plan_said(dtype: str, llm: LLM, backend: str, model: Path, folder: Path) -> None:
+    config = EngineConfig(
+        model=str(model), backend=backend, threads=1, adapter_dir=(str(folder),), max_lora_rank=8,
+        adapter_dtype=dtype, **LIMITS,
+    )  # fmt: skip
+    program, layout = plan_engine(config)
+    planned = {each.name: each for each in plan_adapters(config, program, layout)}
+    as_filed = msgspec.structs.replace(config, adapter_dtype="auto")
+    whole = {each.name: each for each in plan_adapters(as_filed, program, layout)}
+    assert planned["qv"].size_bytes < whole["qv"].size_bytes / 2
+    assert planned["qv"].dtype == f"f32+{dtype}"  # columns of B of v_proj are no whole blocks
+    with LLM(
+        str(model),
+        backend=backend,
+        threads=1,
+        seed=1,
+        adapter_dir=(str(folder),),
+        max_lora_rank=8,
+        adapter_dtype=dtype,
+        **LIMITS,
+    ) as coded:
+        for name in ("qv", "all"):
+            said = tokens(coded, name)
+            assert said == tokens(coded, name)
+            assert said != tokens(llm, None)
+        infos = {info.name: info for info in coded._engine.adapters.infos()}  # type: ignore[union-attr]
+        expected = (planned["qv"].num_pages + planned["all"].num_pages) * layout.kv_format.page_bytes
+        assert coded._engine.ledger.region_bytes()["pages_adapter"] == expected
+        for name in ("qv", "all"):
+            assert (infos[name].size_bytes, infos[name].dtype) == (planned[name].size_bytes, planned[name].dtype)
+        before = {info.name: info.digest for info in llm._engine.adapters.infos()}  # type: ignore[union-attr]
+        assert infos["qv"].digest not in (None, *before.values())
+
+
 def test_names_that_are_unknown_and_files_that_are_broken_are_refused_and_others_go_on(llm: LLM) -> None:
     expected = tokens(llm, "qv")
     with pytest.raises(UnknownAdapter, match="`all`"):
@@ -185,6 +221,8 @@ def test_kv_before_an_adapter_is_called_is_the_bases_and_changes_no_token(
         {"max_requests_per_adapter": -1},
         {"max_adapter_wait_s": -1.0},
         {"max_adapter_wait_s": float("nan")},
+        {"adapter_dtype": "int3"},
+        {"adapter_dtype": "bf16"},
         {"adapter_dir": ("/nowhere/at/all",)},
     ],
 )
