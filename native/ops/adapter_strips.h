@@ -37,6 +37,25 @@ inline F32x16 load_strip(StripType type, const std::byte* span, int32_t column) 
     __builtin_unreachable();
 }
 
+// Blocks of codes of a span, which are copied where a page ends among them.
+class CodeBlocks {
+public:
+    CodeBlocks(const Adapter& adapter, const Strips& strips, int32_t strip, int32_t column, int32_t count) {
+        const int64_t start = strips.place(strip, column), bytes = strips.bytes(count);
+        first_ = adapter.at(start, bytes);
+        if (first_ != nullptr) return;
+        adapter.copy(start, bytes, copy_);
+        first_ = copy_;
+    }
+    CodeBlocks(const CodeBlocks&) = delete;
+    CodeBlocks& operator=(const CodeBlocks&) = delete;
+    const std::byte* first() const { return first_; }
+
+private:
+    const std::byte* first_;
+    std::byte copy_[kSpan / kCodeColumns * block_bytes(StripType::kQ8)];
+};
+
 // Up to four strips' spans, of `span_type`. What ends within a vector, or lies on two pages, is copied here and filled up
 // with zeros; what has codes is decoded to here.
 class StripSpans {
@@ -46,7 +65,7 @@ public:
     void find(const Adapter& adapter, const Strips& strips, int32_t first, int32_t num, int32_t column, int32_t count) {
         for (int32_t s = 0; s < kStripBlock; ++s)
             spans_[static_cast<size_t>(s)] =
-                s < num ? span(adapter, strips, strips.place(first + s, column), count, copies_[s]) : zeros();
+                s < num ? span(adapter, strips, first + s, column, count, copies_[s]) : zeros();
     }
     const std::byte* operator[](int32_t s) const { return spans_[static_cast<size_t>(s)]; }
 
@@ -55,24 +74,20 @@ private:
         alignas(64) static constexpr std::byte kZeros[kSpan * sizeof(float)]{};
         return kZeros;
     }
-    static const std::byte* span(const Adapter& adapter, const Strips& strips, int64_t start, int32_t count,
-                                 std::byte* copy) {
-        const int64_t bytes = strips.bytes(count);
+    static const std::byte* span(const Adapter& adapter, const Strips& strips, int32_t strip, int32_t column,
+                                 int32_t count, std::byte* copy) {
         if (has_codes(strips.type)) {
-            alignas(64) std::byte blocks[kMostCodeBytes];
-            const std::byte* there = adapter.at(start, bytes);
-            if (there == nullptr) adapter.copy(start, bytes, blocks);
-            decode(strips.type, there != nullptr ? there : blocks, count, reinterpret_cast<float*>(copy));
+            const CodeBlocks blocks(adapter, strips, strip, column, count);
+            decode(strips.type, blocks.first(), count, reinterpret_cast<float*>(copy));
             return copy;
         }
+        const int64_t start = strips.place(strip, column), bytes = strips.bytes(count);
         if (count % 16 == 0)
             if (const std::byte* there = adapter.at(start, bytes)) return there;
         adapter.copy(start, bytes, copy);
         std::memset(copy + bytes, 0, static_cast<size_t>(kSpan * int64_t{sizeof(float)} - bytes));
         return copy;
     }
-
-    static constexpr int64_t kMostCodeBytes = kSpan / kCodeColumns * block_bytes(StripType::kQ8);
 
     std::array<const std::byte*, kStripBlock> spans_;
     alignas(64) std::byte copies_[kStripBlock][kSpan * sizeof(float)];

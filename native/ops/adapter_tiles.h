@@ -1,5 +1,6 @@
-// What adapter_product.h computes, where rows and strips are bfloat16 and the machine has matrix tiles. Sums have the
-// order of tile products (see linear_bf16.h), whatever the rows beside it and the thread:
+// What adapter_product.h computes, where rows and strips are bfloat16, or codes, which stand for such numbers, and the
+// machine has matrix tiles. Sums have the order of tile products (see linear_bf16.h), whatever the rows beside it and the
+// thread:
 //
 //   t     by groups of 32 columns of x and A
 //   acc   t rounded to bfloat16, to nearest even; by groups of 32 ranks. What there is not counts as zero
@@ -19,10 +20,12 @@ inline constexpr int32_t kTileStrips = 16;    // strips of A that are multiplied
 inline constexpr int32_t kTileItemRows = 64;  // rows of an item
 inline constexpr int32_t kMaxTileRank = 256;  // what room on the stack is for; larger ranks are not multiplied so
 
+inline bool stands_for_bf16(StripType type) { return type == StripType::kBF16 || has_codes(type); }
+
 // Whether an update is multiplied so: it depends on what it is, and on no rows.
 inline bool uses_tiles(const AdapterWork& work, const AdapterUpdate& update) {
-    return work.token_ids == nullptr && work.x.form == RowForm::kBF16 && update.a.type == StripType::kBF16 &&
-           update.b.type == StripType::kBF16 && update.b.num_columns % kGroup == 0 && update.rank() <= kMaxTileRank;
+    return work.token_ids == nullptr && work.x.form == RowForm::kBF16 && stands_for_bf16(update.a.type) &&
+           stands_for_bf16(update.b.type) && update.b.num_columns % kGroup == 0 && update.rank() <= kMaxTileRank;
 }
 
 // How wide an item of B may be: where there are enough adapters for all threads, all of most updates, so that what is

@@ -23,19 +23,19 @@ constexpr int32_t kColumnsAhead = 384;  // of a block of B
 // Strips of A as far as they lie at equal distances.
 struct StripLines {
     const std::byte* first = nullptr;
-    int64_t stride = 0;
+    int64_t stride = 0, group_bytes = 0;
     int32_t num = 0;
 
     StripLines(const AdapterWork& work, const UpdateItem& item) {
         if (!item || !uses_tiles(work, *item.part)) return;
         const ShrinkItem strips(item);
         const Strips& a = item.part->a;
-        stride = a.strip_bytes();
+        stride = a.strip_bytes(), group_bytes = a.bytes(kGroup);
         first = item.adapter().at(a.place(strips.strip, 0), strips.num_strips * stride);
         if (first != nullptr) num = strips.num_strips;
     }
     void ask(int32_t group) const {
-        const std::byte* line = first + group * kLineBytes;
+        const std::byte* line = first + group * group_bytes;
         for (int32_t s = 0; s < num; ++s, line += stride) __builtin_prefetch(line);
     }
 };
@@ -46,15 +46,19 @@ void multiply_block(const AdapterWork& work, const UpdateItem& item, const Shrin
     const Strips& a = item.part->a;
     const StripLines own(work, item);
     const int32_t place = strips.rows.first, num_groups = a.num_columns / kGroup;
+    const bool is_decoded = has_codes(a.type);  // a span at a time
     unrolled<R>([&]<int r>() KVARTO_INLINE { zero_tile<r>(); });
     for (int32_t first = 0, count; first < num_groups; first += count) {
-        count = own.num != 0 ? num_groups : std::min(num_groups - first, kSpan / kGroup);
-        const StripsAt at(item.adapter(), a, strips.strip, strips.num_strips, first * kGroup, count * kGroup);
-        for (int32_t group = 0; group < count; ++group) {
-            load_tile<4>(at.group(0, group), at.stride());
+        count = own.num != 0 && !is_decoded ? num_groups : std::min(num_groups - first, kSpan / kGroup);
+        const auto ask = [&](int32_t group) KVARTO_INLINE {
             const int32_t ahead = first + group + kGroupsAhead;
             if (ahead < num_groups) own.ask(ahead);
             else next.ask(ahead - num_groups);
+        };
+        const StripsAt at(item.adapter(), a, strips.strip, strips.num_strips, first * kGroup, count * kGroup, ask);
+        for (int32_t group = 0; group < count; ++group) {
+            load_tile<4>(at.group(0, group), at.stride());
+            if (!is_decoded) ask(group);
             unrolled<R>([&]<int r>() KVARTO_INLINE {
                 constexpr int x = 5 + r % 3;
                 load_tile<x>(work.x.bf16(work.rows.rows[place + r], first + group), 4);
@@ -79,10 +83,12 @@ void add_strips(const StripPlaces& strips, const StripPlaces& next, const float 
                 ChunkSums<kChunk<R>> (&sums)[R]) {
     const bool is_first = first % kGroup == 0;
     const __m512i high_half = _mm512_set1_epi32(static_cast<int>(0xFFFF0000));
+    const int32_t num_ahead = strips.are_decoded ? count : kColumnsAhead;  // what was decoded was there before
     for (int32_t i = 0; i < count; i += 2 * kWide) {
-        const int32_t ahead = i + kColumnsAhead;
-        const std::byte* const* asked = ahead < count ? strips.at : next.at;
-        const int64_t offset = 2 * (ahead < count ? ahead : ahead - count);
+        const int32_t ahead = i + num_ahead;
+        const StripPlaces& places = ahead < count ? strips : next;
+        const std::byte* const* asked = places.at;
+        const int64_t offset = (ahead < count ? ahead : ahead - count) / kGroup * places.group_bytes;
         __m512 sum[R][2][2];  // [row][strips][columns]
         for (int r = 0; r < R; ++r)
             for (int half = 0; half < 2; ++half) {
@@ -162,10 +168,14 @@ void expand(const AdapterWork& work, const UpdateItem& item, const ExpandItem& p
     for (int r = 0; r < R; ++r) round_row(sums_of(work, *item.part, place + r), rank, t[r]);
     ChunkSums<kChunk<R>> sums[R];
     StripCopies<kChunk<R>> copies;
+    const int32_t most = has_codes(b.type) ? std::min(kChunk<R>, kSpan) : kChunk<R>;
     for (int32_t from = 0, count; from < span.count; from += count) {
-        count = std::min(kChunk<R>, span.count - from);
+        count = std::min(most, span.count - from);
         const auto places = [&](int32_t strip) {
-            return strip < rank ? StripPlaces(item.adapter(), b, strip, span.column + from, count) : first_of_next;
+            if (strip < rank) return StripPlaces(item.adapter(), b, strip, span.column + from, count);
+            const int32_t after = from + count;
+            if (after == span.count) return first_of_next;
+            return StripPlaces(item.adapter(), b, 0, span.column + after, std::min(most, span.count - after));
         };
         StripPlaces here = places(0), next;
         {

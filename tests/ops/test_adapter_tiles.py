@@ -4,22 +4,26 @@ ways of their own, which must give the same bits.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from kvarto.adapters.adapter import Adapter
+from kvarto.adapters.quantised import quantised
 from kvarto.adapters.targets import targets_of
 from kvarto.core import _native
 from kvarto.core.dtype import DType
+from kvarto.core.strip_type import StripType
 from tests.ops.adapted import Request, alone, mixed
-from tests.ops.adapters import Draw, drawn
+from tests.ops.adapters import Draw, bfloat16_twin, drawn
 from tests.ops.one_op import assert_same_bits
 from tests.ops.opened import LIMITS, LLAMA, Opened, open_backend
 
 pytestmark = pytest.mark.skipif("amx" not in _native.ops.isas(), reason="needs matrix tiles")
 BF16 = (DType.BF16, DType.BF16)
+Q8, Q4 = StripType.Q8, StripType.Q4
 WIDE = LLAMA | {"hidden_size": 544, "intermediate_size": 1088, "num_hidden_layers": 2}
 MODULES = ("self_attn.q_proj", "self_attn.v_proj", "self_attn.o_proj", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
 DRAWS = (
@@ -34,14 +38,16 @@ DRAWS = (
 LENGTHS = (150, 1, 2, 5, 70, 33, 131, 3, 4, 17, 90, 1)
 
 
-def opened(kind: str, threads: int = 1, page_size: int = 16) -> Opened:
+def opened(
+    kind: str, threads: int = 1, page_size: int = 16, change: Callable[[Adapter], Adapter] = lambda adapter: adapter
+) -> Opened:
     limits = replace(
         LIMITS, max_tokens=sum(LENGTHS), max_samples=sum(LENGTHS), max_lora_rank=max(draw.rank for draw in DRAWS)
     )
     program = open_backend(WIDE, kind, limits=limits, threads=threads, page_size=page_size, num_slots=80_000)
     shelf = program.shelf()
     for draw in DRAWS:
-        shelf.bind(adapter_of(program, draw))
+        shelf.bind(change(adapter_of(program, draw)))
     return program
 
 
@@ -64,6 +70,28 @@ def test_bits_do_not_depend_on_the_batch(max_chunk: int, page_size: int) -> None
     for got, logits in zip(mixed(parts, asked, max_chunk), want, strict=True):
         assert_same_bits(got, logits)
     parts.backend.close()
+
+
+def coded(adapter: Adapter) -> Adapter:
+    """Codes of both kinds, and strips that stay bfloat16: another mix in each adapter."""
+    first, second = (Q8, Q4) if adapter.max_rank % 2 else (Q4, Q8)
+    one, two = quantised(adapter, first).updates, quantised(adapter, second).updates
+    updates = [each if index % 2 else other for index, (each, other) in enumerate(zip(one, two, strict=True))]
+    updates[0] = replace(updates[0], lora_a=adapter.updates[0].lora_a)
+    updates[1] = replace(updates[1], lora_b=adapter.updates[1].lora_b)
+    return replace(adapter, updates=tuple(updates))
+
+
+@pytest.mark.parametrize(("max_chunk", "page_size"), [(3, 32), (160, 16)])
+def test_codes_have_the_bits_of_what_they_stand_for(max_chunk: int, page_size: int) -> None:
+    asked, twins = requests(), opened("native bf16", change=lambda adapter: bfloat16_twin(coded(adapter)))
+    want = [alone(twins, request) for request in asked]
+    twins.backend.close()
+    codes = opened("native bf16", threads=2, page_size=page_size, change=coded)
+    for got, request, logits in zip(mixed(codes, asked, max_chunk), asked, want, strict=True):
+        assert_same_bits(got, logits)
+        assert_same_bits(alone(codes, request), logits)
+    codes.backend.close()
 
 
 @pytest.mark.parametrize("handle", range(len(DRAWS)))

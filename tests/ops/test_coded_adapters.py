@@ -116,7 +116,7 @@ def test_an_op_gives_the_bits_of_bfloat16(kind: str, op_type: type) -> None:
 
 MODULES = [f"self_attn.{name}_proj" for name in "qkvo"] + [f"mlp.{name}_proj" for name in ("gate", "up", "down")]
 WIDE = LLAMA | {"hidden_size": 288, "num_hidden_layers": 2}
-PROGRAMS = ("reference", "native", "native int8")
+PROGRAMS = ["reference", "native", "native int8"] + ["native bf16"] * ("amx" in ISAS)
 
 
 def of_program(base: BaseTargets) -> list[Adapter]:
