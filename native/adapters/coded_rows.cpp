@@ -62,7 +62,8 @@ bool encode_columns(const FileTensor& tensor, int64_t first, int64_t num_rows, S
     const float* rows = scratch.rows.data();
     float* columns = scratch.columns.data();
     if (tensor.num_heads == 0) {
-        transpose(rows, num_rows, tensor.num_columns, columns, num_rows);
+        transpose<float>(reinterpret_cast<const std::byte*>(rows), num_rows, tensor.num_columns,
+                         reinterpret_cast<std::byte*>(columns), num_rows);
     } else {
         for (int64_t row = 0; row < num_rows; ++row)
             for (int64_t column = 0; column < tensor.num_columns; ++column)

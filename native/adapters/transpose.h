@@ -12,7 +12,6 @@ namespace kvarto {
 // Sixteen bytes, which every processor that we know has registers for.
 using U16x8 = uint16_t __attribute__((vector_size(16)));
 using U32x4 = uint32_t __attribute__((vector_size(16)));
-using F32x4 = float __attribute__((vector_size(16)));
 
 namespace detail {
 
@@ -22,8 +21,8 @@ inline void interleave(U16x8& a, U16x8& b) {
     a = low;
 }
 
-template <class Four> void interleave(Four& a, Four& b) {
-    const Four low = __builtin_shufflevector(a, b, 0, 4, 1, 5);
+inline void interleave(U32x4& a, U32x4& b) {
+    const U32x4 low = __builtin_shufflevector(a, b, 0, 4, 1, 5);
     b = __builtin_shufflevector(a, b, 2, 6, 3, 7);
     a = low;
 }
@@ -54,10 +53,6 @@ template <class Item> void prefetch_columns(const std::byte* out, int64_t rows, 
     constexpr int64_t kItem = sizeof(Item), kSide = 16 / kItem, kLine = 64 / kItem;
     for (int64_t column = 0; column < kSide; ++column)
         for (int64_t row = 0; row < rows; row += kLine) __builtin_prefetch(out + column * out_stride + row * kItem, 1);
-}
-
-inline void transpose_tile(const float* in, int64_t in_stride, float* out, int64_t out_stride) {
-    transpose_tile<F32x4, 4>(in, in_stride, out, out_stride);
 }
 
 }  // namespace detail

@@ -59,8 +59,8 @@ def can_be_direct(path: Path) -> bool:
 
 def tensor(offset: int, num_rows: int, num_columns: int, start: int, *, is_transposed: bool) -> object:
     return _native.adapters.FileTensor(
-        offset=offset, num_rows=num_rows, num_columns=num_columns, start=start, type=1, is_transposed=is_transposed,
-        is_beside=False, num_heads=0,
+        offset=offset, num_rows=num_rows, num_columns=num_columns, start=start, type=1, strips=1,
+        is_transposed=is_transposed, is_beside=False, num_heads=0,
     )  # fmt: skip
 
 
