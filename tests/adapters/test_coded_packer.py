@@ -82,7 +82,7 @@ def test_random_tensors_become_the_codes_of_their_strips(seed: int, tmp_path: Pa
     path = tmp_path / "file"
     path.write_bytes(data)
     with path.open("rb") as file:
-        assert made.pack(file.fileno(), stream, np.empty(0, np.uint8), seed % 2 == 0) == (None, 0)  # it was just written
+        assert made.pack(file.fileno(), stream, np.empty(0, np.uint8), seed % 2 == 0) == (None, 0)
     assert stream.tobytes() == bytes(want)
 
 
