@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
 #include <utility>
 
 namespace kvarto {
@@ -62,6 +63,9 @@ void AdapterTable::prepare(const StepView& step) {
     find_token_rows(step);
     if (token_segments_.empty()) return;
     find_sample_rows(step);
+    // Threads take items in this order, and end together if the last ones are small.
+    for (std::vector<AdapterSegment>* segments : {&token_segments_, &sample_segments_})
+        std::ranges::sort(*segments, std::greater{}, [](const AdapterSegment& of) { return of.adapter->size_bytes(); });
     std::ranges::fill(updated_, uint8_t{0});
     for (const AdapterSegment& segment : token_segments_) {
         for (const AdapterUpdate& update : segment.adapter->updates()) updated_[static_cast<size_t>(update.op)] = 1;
