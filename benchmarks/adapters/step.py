@@ -1,6 +1,6 @@
 """What do adapters add to a step that decodes? Milliseconds and GB/s, beside what the machine reads.
 
-    python -m benchmarks.adapters.step [--ranks 8,16,32,64] [--rows 32] [--modules all]
+    python -m benchmarks.adapters.step [--ranks 8,16,32,64] [--rows 32] [--modules all] [--adapter-dtype int8]
 
 One native engine in this process decodes as many sequences of the demo model, each with an adapter of its own, whose
 ranks take turns; bare steps and steps with adapters take turns too. An adapter's bytes are read once in a step, so the
@@ -21,6 +21,7 @@ from benchmarks.peers.limits import bandwidths
 from kvarto.adapters.random_adapter import ALL_LINEAR, QV, RandomAdapter
 from kvarto.cli.load.adapters import base_targets
 from kvarto.core.sampling import SamplingParams
+from kvarto.core.strip_type import StripType
 from kvarto.engine.config import EngineConfig
 from kvarto.engine.messages import AddRequest
 from kvarto.models.demo import pull_demo
@@ -36,18 +37,20 @@ def parser() -> argparse.ArgumentParser:
     flags.add_argument("--ranks", default="8,16,32,64")
     flags.add_argument("--rows", type=int, default=32)
     flags.add_argument("--modules", choices=("qv", "all"), default="all")
+    flags.add_argument("--adapter-dtype", choices=("bf16", "int8", "int4"), default="bf16")
     flags.add_argument("--threads", type=int, default=2)
     return flags
 
 
 def make_adapters(flags: argparse.Namespace, folder: Path) -> int:
-    """One per row; bytes of all."""
+    """One per row, in bfloat16; bytes of all as their pages have them."""
+    in_pages = StripType(flags.adapter_dtype)
     base, ranks = base_targets(str(pull_demo())), [int(rank) for rank in flags.ranks.split(",")]
     ends, total = (ALL_LINEAR if flags.modules == "all" else QV), 0
     for row in range(flags.rows):
         adapter = RandomAdapter(ends, ranks[row % len(ranks)], seed=row)
         adapter.write(folder / str(row), base)
-        total += sum(2 * rows * columns for _, (rows, columns) in adapter.tensors(base))
+        total += sum(in_pages.size_bytes(rows * columns) for _, (rows, columns) in adapter.tensors(base))
     return total
 
 
@@ -55,6 +58,7 @@ def run(flags: argparse.Namespace, folder: Path) -> dict[str, Times]:
     """Steps of as many rows as asked for, by kind."""
     config = EngineConfig(
         model=str(pull_demo()), max_model_len=2048, threads=flags.threads, adapter_dir=(str(folder),),
+        adapter_dtype="auto" if flags.adapter_dtype == "bf16" else flags.adapter_dtype,
         max_lora_rank=max(int(rank) for rank in flags.ranks.split(",")), device_memory=6 << 30,
     )  # fmt: skip
     engine = TimedEngine(config)
