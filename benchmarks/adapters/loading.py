@@ -153,7 +153,8 @@ def main() -> None:
         resident, names = names[:NUM_RESIDENT], names[NUM_RESIDENT:]
         print(f"{len(names):,} adapters of {format_bytes(size)}")
         with local_server([flags.model, "--adapter-dir", str(adapters), "--max-lora-rank", str(flags.rank)]) as url:
-            runs = [three_runs(url, flags, turn, resident, names, rate) for turn in range(flags.rounds)]
+            shares = [names[turn :: flags.rounds] for turn in range(flags.rounds)]  # each is new in its round
+            runs = [three_runs(url, flags, turn, resident, share, rate) for turn, share in enumerate(shares)]
     show(runs, size)
 
 
