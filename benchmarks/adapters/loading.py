@@ -160,7 +160,8 @@ def main() -> None:
 
 def num_asked(flags: argparse.Namespace, rate: float) -> int:
     """For adapters, in a run: enough for one that takes half as long again as it would alone."""
-    return round(1.5 * rate * flags.seconds)
+    seconds: float = flags.seconds
+    return round(1.5 * rate * seconds)
 
 
 def three_runs(
