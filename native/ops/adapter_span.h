@@ -8,10 +8,11 @@
 
 namespace kvarto::KVARTO_ISA {
 
-inline constexpr int32_t kWideSpan = 2048;
+inline constexpr int32_t kWideSpan = 2048;  // columns that few rows take at a time
 static_assert(kGroup % kCodeColumns == 0, "a group of codes has whole blocks");
 
-// How an update's columns are cut into spans, none wider than `widest`: alike, in whole groups, so that threads end together.
+// How an update's columns are cut into spans, none wider than `widest`: alike, in whole groups, so that threads end
+// together.
 inline int32_t num_spans(const AdapterUpdate& update, int32_t widest) {
     return (update.b.num_columns + widest - 1) / widest;
 }
@@ -28,7 +29,8 @@ public:
     const int32_t count;
 
     AdapterSpan(const Adapter& adapter, const AdapterUpdate& of, int32_t column, int32_t count)
-        : update(of), column(column), count(count), has_bias_(of.bias.num_strips != 0), has_scale_(of.magnitude.num_strips != 0) {
+        : update(of), column(column), count(count), has_bias_(of.bias.num_strips != 0),
+          has_scale_(of.magnitude.num_strips != 0) {
         if (has_bias_) read_vector(adapter, of.bias, bias_);
         if (has_scale_) read_vector(adapter, of.magnitude, scale_);
     }

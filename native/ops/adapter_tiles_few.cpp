@@ -180,14 +180,14 @@ void expand(const AdapterWork& work, const UpdateItem& item, const ExpandItem& p
         StripPlaces here = places(0), next;
         {
             const FlushDenormals flush;
-        for (int32_t strip = 0, after; strip < rank; strip = after, here = next) {
-            after = strip + kStripsAtOnce;
-            next = places(after);
-            copies.find(item.adapter(), b, strip, span.column + from, count, here);
-            add_strips<R>(here, next, t, strip, count, sums);
-            if (after % kGroup == 0 || after >= rank)
-                for (int r = 0; r < R; ++r) add_group(sums[r], count, strip < kGroup);
-        }
+            for (int32_t strip = 0, after; strip < rank; strip = after, here = next) {
+                after = strip + kStripsAtOnce;
+                next = places(after);
+                copies.find(item.adapter(), b, strip, span.column + from, count, here);
+                add_strips<R>(here, next, t, strip, count, sums);
+                if (after % kGroup == 0 || after >= rank)
+                    for (int r = 0; r < R; ++r) add_group(sums[r], count, strip < kGroup);
+            }
         }
         for (int r = 0; r < R; ++r) span.join(work, work.rows.rows[place + r], from, count, in_order(sums[r], count));
     }

@@ -102,13 +102,12 @@ public:
     // Adds the tiles [first_tile, end_tile) of a sequence's pages to the sums of rows [first_row, end_row).
     void attend(const UnitRows& rows, int32_t first_row, int32_t end_row, const int32_t* table, int32_t context,
                 int32_t kv_head, int32_t first_tile, int32_t end_tile, Sums& sums) {
-        if (first_tile >= end_tile) return;
-        TileTokens keys(pages_, table, context, first_tile, kv_head, Plane::kKey);
         for (int32_t tile = first_tile; tile < end_tile; ++tile) {
+            const TileTokens keys(pages_, table, context, tile, kv_head, Plane::kKey);
             const TileTokens values(pages_, table, context, tile, kv_head, Plane::kValue);
+            // Behind the last tile is nothing to ask for here: it asks for what it has.
             const TileTokens next(pages_, table, context, std::min(tile + 1, end_tile - 1), kv_head, Plane::kKey);
             lay_out(keys, values, next);
-            keys = next;
             for (int32_t r = first_row; r < end_row; r += kBlockRows)
                 add_tile(rows, r, std::min(kBlockRows, end_row - r), tile * kTileKeys, sums);
         }

@@ -1,4 +1,5 @@
-// float16 to float32 and back where no vector unit is at hand.
+// float16 to float32 and back where no vector unit is at hand. Ops have their own in simd/vec16.h: what is inline there is
+// compiled once per instruction set, and must not be shared with plain code.
 #pragma once
 
 #include <bit>
