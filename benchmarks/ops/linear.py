@@ -1,6 +1,6 @@
 """How close do linears of the native backend come to what the machine can do?
 
-    python -m benchmarks.ops.linear [--isa SET] [--products f32|int8|bf16] [--formats q4_1,q8_0] [--threads 2]
+    python -m benchmarks.ops.linear [--isa SET] [--products f32|int8|bf16|bf16x3] [--formats q4_1,q8_0] [--threads 2]
 
 Ours: one linear over enough copies of its weights that no cache holds them, for 1 to 512 rows. Limits: a plain read of
 as many bytes, and a register-only loop of the instructions that multiply (int8: and those that scale), in the same
@@ -29,7 +29,8 @@ SHAPES = {"qkv": (960, 576), "o": (576, 576), "gate_up": (3072, 576), "down": (5
 ROWS = (1, 2, 4, 8, 32, 128, 512)
 K_SHAPES = {"gate_up": (3072, 768), "down": (768, 3072)}
 """For formats with blocks of 256 columns."""
-PRODUCTS = ("f32", "int8", "bf16")
+PRODUCTS = ("f32", "int8", "bf16", "bf16x3")
+LOOPS = ("f32", "int8", "bf16")
 STREAMED_BYTES = 96 << 20
 ROUNDS = 5
 
@@ -44,7 +45,7 @@ class Limits:
             flags = ["-std=c++20", "-O3", "-march=native", "-shared", "-fPIC", "-pthread"]
             subprocess.run(["c++", *flags, str(source), "-o", str(library)], check=True)
             self._code = ctypes.CDLL(str(library))
-        for name in ("read_seconds", *(f"{products}_seconds" for products in PRODUCTS)):
+        for name in ("read_seconds", *(f"{products}_seconds" for products in LOOPS)):
             getattr(self._code, name).restype = ctypes.c_double
         self._num_threads = num_threads
         self._bytes = np.ones(STREAMED_BYTES, np.uint8)
@@ -58,6 +59,8 @@ class Limits:
 
     def product_rate(self, products: str) -> float:
         """Multiply-adds per second."""
+        if products == "bf16x3":
+            return self.product_rate("bf16") / 6
         count = 2_000_000_000
         seconds: float = getattr(self._code, f"{products}_seconds")(ctypes.c_int64(count), self._num_threads)
         return count * self._num_threads / seconds if seconds else 0.0
@@ -77,6 +80,8 @@ class Linears:
         scratch = (
             ops.bf16_bytes(num_rows, k)
             if options.products == "bf16"
+            else ops.bf16x3_bytes(num_rows, k)
+            if options.products == "bf16x3"
             else ops.linear_int8_scratch_bytes(num_rows, k, True)
         )
         sizes = [4 * num_rows * k, 4 * num_rows * n, scratch, *[part_bytes] * self.num_copies]

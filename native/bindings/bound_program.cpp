@@ -93,15 +93,23 @@ KVPages BoundProgram::pages(const PagesAt& pages) const {
 LinearOp BoundProgram::linear(const RowsAt& x, const RowsAt& out, const WeightAt& weight, std::optional<int64_t> bias,
                               int32_t products, BytesAt scratch) const {
     LinearOp op{rows(x), rows(out), this->weight(weight), floats(bias, weight.num_rows),
-                member(products, Products::kBF16), at(scratch), scratch.size_bytes};
-    const auto is_packed = [](const Part& part) { return is_quantised(part.format); };
-    if (op.products != Products::kF32 && !std::ranges::all_of(op.weight.parts, is_packed))
+                member(products, Products::kBF16x3), at(scratch), scratch.size_bytes};
+    const bool is_packed =
+        std::ranges::all_of(op.weight.parts, [](const Part& part) { return is_quantised(part.format); });
+    const bool is_float =
+        std::ranges::none_of(op.weight.parts, [](const Part& part) { return is_quantised(part.format); });
+    const bool is_narrow = op.products == Products::kInt8 || op.products == Products::kBF16;
+    if (is_narrow && !is_packed)
         throw std::invalid_argument("products are float32 where a part of the matrix is not quantised");
-    if (op.products == Products::kBF16 && !has_tiles_)
+    if (op.products == Products::kBF16x3 && !(is_float && x.width % kGroup == 0))
+        throw std::invalid_argument("products of three parts are for matrices of floats with whole groups of columns");
+    if ((op.products == Products::kBF16 || op.products == Products::kBF16x3) && !has_tiles_)
         throw std::invalid_argument("products in bfloat16 need matrix tiles: the set `amx`");
     const bool rounds = op.products == Products::kBF16 && op.x.form == RowForm::kF32;
     if (rounds && scratch.size_bytes < bf16_bytes(x.num_rows, x.width))
         throw std::invalid_argument("no room in scratch for " + std::to_string(x.num_rows) + " rows in bfloat16");
+    if (op.products == Products::kBF16x3 && scratch.size_bytes < bf16x3_bytes(x.num_rows, x.width))
+        throw std::invalid_argument("no room in scratch for three parts of " + std::to_string(x.num_rows) + " rows");
     if (op.x.form != RowForm::kF32 && static_cast<int>(op.x.form) != static_cast<int>(op.products))
         throw std::invalid_argument("rows are narrowed for other products");
     return op;

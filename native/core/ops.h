@@ -13,8 +13,8 @@ namespace kvarto {
 enum class Activation : uint8_t { kSilu, kGeluTanh, kGelu };
 enum class NormKind : uint8_t { kRms, kLayer };
 enum class KVType : uint8_t { kF32, kF16, kBF16, kInt8 };
-// In what a linear multiplies. kBF16 is for sets that have matrix tiles for it.
-enum class Products : uint8_t { kF32, kInt8, kBF16 };
+// In what a linear multiplies. kBF16 and kBF16x3, which is as precise as float32, are for sets with matrix tiles.
+enum class Products : uint8_t { kF32, kInt8, kBF16, kBF16x3 };
 
 struct HeadShape {
     int32_t num_qo_heads;

@@ -73,6 +73,13 @@ inline constexpr int64_t bf16_bytes(int64_t num_rows, int32_t width) {
     return align_up(num_rows, 16) / 16 * (width / kGroup) * kBF16TileBytes;
 }
 
+inline constexpr int kRowParts = 3;  // of bfloat16, that a float32 is the sum of
+
+// Bytes of float32 rows in parts: the first part of all rows, then the second, then the third.
+inline constexpr int64_t bf16x3_bytes(int64_t num_rows, int32_t width) {
+    return kRowParts * bf16_bytes(num_rows, width);
+}
+
 struct Rows {
     std::byte* data = nullptr;
     int64_t row_bytes = 0;  // from one row to the next; of no meaning for bfloat16

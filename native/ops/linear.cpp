@@ -3,6 +3,7 @@
 #include <cassert>
 
 #include "ops/linear_bf16.h"
+#include "ops/linear_bf16x3.h"
 #include "ops/linear_f32.h"
 #include "ops/linear_int8.h"
 
@@ -12,11 +13,12 @@ void linear(const LinearOp& op, const StepView& step, Worker& worker) {
     switch (op.products) {
         case Products::kF32: return linear_f32(op, step, worker);
         case Products::kInt8: return linear_int8(op, step, worker);
-        case Products::kBF16:
 #if defined(__AMX_BF16__)
-            return linear_bf16(op, step, worker);
+        case Products::kBF16: return linear_bf16(op, step, worker);
+        case Products::kBF16x3: return linear_bf16x3(op, step, worker);
 #else
-            assert(false && "products in bfloat16 without matrix tiles");
+        case Products::kBF16:
+        case Products::kBF16x3: assert(false && "products in bfloat16 without matrix tiles");
 #endif
     }
 }

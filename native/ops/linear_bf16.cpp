@@ -4,13 +4,13 @@
 
 #include <algorithm>
 
+#include "ops/linear_items.h"
 #include "ops/round_bf16.h"
 
 namespace kvarto::KVARTO_ISA {
 
 namespace {
 
-constexpr int32_t kItemsPerWorker = 8;  // enough for workers to end together
 static_assert(kFewestGatedRows == kFewestTileRows, "gates are activated as they leave tiles");
 
 // Float32 rows, rounded to the op's scratch.
@@ -22,22 +22,6 @@ Rows rounded(const LinearOp& op, int32_t num_rows, Worker& worker) {
         round_bf16(op.x.f32(row), op.x.width, narrow.bf16(row, 0));
     worker.barrier();
     return narrow;
-}
-
-// Panels of an item, so that workers end together. Many rows are worth fewer, larger items: those of all its panels are
-// read while they are near.
-int32_t panels_per_item(const Part& part, int32_t num_rows, int32_t num_workers) {
-    const int32_t num_panels = part.num_panels();
-    if (num_rows < kFewestManyRows)
-        return static_cast<int32_t>(align_up(std::max(1, num_panels / (kItemsPerWorker * num_workers)), 4));
-    int32_t best = 4;
-    const auto turns = [&](int32_t share) {  // panels of the worker that has most
-        const int32_t round = share * num_workers;
-        return (num_panels + round - 1) / round * share;
-    };
-    for (const int32_t share : {6, 8})
-        if (turns(share) <= turns(best)) best = share;
-    return best;
 }
 
 void gated_panels(const LinearOp& op, const BF16Rows& rows, Worker& worker) {
@@ -64,23 +48,11 @@ void multiply_panels_bf16(const Part& part, const BF16Rows& rows, int32_t first,
 }
 
 void linear_bf16(const LinearOp& op, const StepView& step, Worker& worker) {
-    BF16Rows rows = prepared_rows_bf16(op, step, worker);
+    const BF16Rows rows = prepared_rows_bf16(op, step, worker);
     if (rows.num_rows == 0) return;
     const bool is_gated = op.gated.data != nullptr && !step.is_updated(op.index);
     if (is_gated && rows.num_rows >= kFewestGatedRows) return gated_panels(op, rows, worker);
-    int64_t item = worker.take();
-    int64_t first_item = 0;  // of this part
-    for (const Part& part : op.weight.parts) {
-        const int32_t panels = panels_per_item(part, rows.num_rows, worker.num_workers());
-        const int64_t num_items = (part.num_panels() + panels - 1) / panels;
-        for (; item < first_item + num_items; item = worker.take()) {
-            const auto first = static_cast<int32_t>((item - first_item) * panels);
-            multiply_panels_bf16(part, rows, first, std::min(first + panels, part.num_panels()));
-        }
-        first_item += num_items;
-        rows.out += part.num_rows;
-        if (rows.bias != nullptr) rows.bias += part.num_rows;
-    }
+    each_item(op.weight, rows, align_up(rows.num_rows, 16), worker, multiply_panels_bf16);
 }
 
 }  // namespace kvarto::KVARTO_ISA

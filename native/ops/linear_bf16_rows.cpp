@@ -17,18 +17,6 @@ namespace kvarto::KVARTO_ISA {
 
 namespace {
 
-// Tiles take denormals for zero, whatever the thread's mode.
-class DenormalsAreZero {
-public:
-    DenormalsAreZero() : before_(_mm_getcsr()) { _mm_setcsr(before_ | 0x8040); }
-    ~DenormalsAreZero() { _mm_setcsr(before_); }
-    DenormalsAreZero(const DenormalsAreZero&) = delete;
-    DenormalsAreZero& operator=(const DenormalsAreZero&) = delete;
-
-private:
-    unsigned before_;
-};
-
 // A group of one row as float32.
 KVARTO_INLINE inline void load_group(const Rows& rows, int32_t row, int32_t group, float* out) {
     const std::byte* x = rows.bf16(row, group);

@@ -17,8 +17,8 @@
 
 #include "ops/activation.h"
 #include "ops/linear_bf16_unpack.h"
+#include "ops/linear_tile_sums.h"
 #include "ops/prefetch.h"
-#include "simd/tiles.h"
 
 namespace kvarto::KVARTO_ISA {
 
@@ -26,20 +26,6 @@ namespace {
 
 constexpr int32_t kChunk = 18;   // groups unpacked together: 18 KiB per panel
 constexpr int32_t kAhead = 4096;  // bytes of a panel that are asked for before their turn
-constexpr int64_t kTileBytes = kBF16TileBytes;
-constexpr int kRowTile = 4;  // tiles 0..3 are sums, 4 and 5 rows, 6 and 7 weights
-constexpr int kWeightTile = 6;
-
-struct alignas(64) WeightTile {
-    std::byte pairs[kTileBytes];
-};
-
-// A panel, and where in `out` the products with its part begin.
-struct PanelAt {
-    const Part* part;
-    int32_t panel;
-    int64_t first_column = 0;
-};
 
 // Groups of one panel, one after the other.
 template <Format format> class Groups {
@@ -74,121 +60,6 @@ std::array<Groups<format>, panels> groups_of(const std::array<PanelAt, panels>& 
                                              std::integer_sequence<int, p...>) {
     return {Groups<format>(at[p], width, first)...};
 }
-
-template <size_t panels> std::array<PanelAt, panels> panels_from(const Part& part, int32_t panel) {
-    std::array<PanelAt, panels> at;
-    for (size_t p = 0; p < panels; ++p) at[p] = {&part, panel + static_cast<int32_t>(p)};
-    return at;
-}
-
-// One tile of sums: up to sixteen rows by a panel's lanes.
-struct Place {
-    float* out;
-    int64_t row_bytes;
-    int32_t num_rows;
-    int32_t num_lanes;
-    const float* bias;  // of lane 0, or null
-
-    Place(const PanelAt& at, const BF16Rows& rows, int32_t tile)
-        : out(rows.out + int64_t{16} * tile * rows.out_stride + at.first_column + at.panel * kLanes),
-          row_bytes(4 * rows.out_stride), num_rows(std::min(rows.num_rows - 16 * tile, 16)),
-          num_lanes(std::min(at.part->num_rows - at.panel * kLanes, kLanes)),
-          bias(rows.bias != nullptr ? rows.bias + at.first_column + at.panel * kLanes : nullptr) {}
-
-    bool is_whole() const { return num_rows == 16 && num_lanes == kLanes; }
-};
-
-// What is not whole goes through memory beside it.
-template <int tile> [[gnu::noinline]] void load_some_sums(const Place& place) {
-    alignas(64) float sums[16][16];
-    for (int i = 0; i < place.num_rows; ++i)
-        std::copy_n(place.out + i * place.row_bytes / 4, place.num_lanes, sums[i]);
-    load_tile<tile>(sums, 64);
-}
-
-template <int tile> [[gnu::noinline]] void store_some_sums(const Place& place, bool has_bias) {
-    alignas(64) float sums[16][16];
-    store_tile<tile>(sums, 64);
-    const auto lanes = static_cast<__mmask16>((1U << place.num_lanes) - 1);
-    const __m512 bias = has_bias ? _mm512_maskz_loadu_ps(lanes, place.bias) : _mm512_setzero_ps();
-    for (int i = 0; i < place.num_rows; ++i) {
-        const __m512 row = _mm512_load_ps(sums[i]);
-        float* out = place.out + i * place.row_bytes / 4;
-        _mm512_mask_storeu_ps(out, lanes, has_bias ? _mm512_add_ps(row, bias) : row);
-    }
-}
-
-// Sums of `tiles` tiles of rows by `panels` panels in tiles 0 .. tiles * panels - 1, panel by panel.
-//
-// Where they go is known before they are made: to read just after tiles were stored what was written just before waits
-// until all those lines have left for the cache.
-template <int tiles, size_t panels> class SumTiles {
-public:
-    const std::array<PanelAt, panels>& at;
-    const BF16Rows& rows;
-    const int32_t tile;
-
-    SumTiles(const std::array<PanelAt, panels>& at, const BF16Rows& rows, int32_t tile)
-        : at(at), rows(rows), tile(tile), groups_bytes_(rows.num_groups() * kTileBytes),
-          first_(rows.tile(tile)), row_bytes_(4 * rows.out_stride) {
-        for (size_t p = 0; p < panels; ++p) {
-            const Place last(at[p], rows, tile + tiles - 1);
-            out_[p] = Place(at[p], rows, tile).out;
-            are_whole_ = are_whole_ && last.is_whole();
-        }
-    }
-
-    // Asks for row i of each tile of sums, `ahead` tiles further down: to load or store a line that is not near costs as
-    // much as several products, and 64 of them wait for each other.
-    KVARTO_INLINE void prefetch(int32_t i, int ahead) const {
-        each([&]<int, int p, int t>() KVARTO_INLINE { prefetch_to_write(whole(p, t + ahead) + i * row_bytes_); });
-    }
-    void start(bool is_first) const {
-        if (is_first)
-            unrolled<tiles * panels>([&]<int sums>() KVARTO_INLINE { zero_tile<sums>(); });
-        else if (are_whole_)
-            each([&]<int sums, int p, int t>() KVARTO_INLINE { load_tile<sums>(whole(p, t), row_bytes_); });
-        else
-            each([&]<int sums, int p, int t>() KVARTO_INLINE { load_some_sums<sums>(Place(at[p], rows, tile + t)); });
-    }
-    void finish(bool is_last) const {
-        const bool has_bias = is_last && rows.bias != nullptr;
-        if (are_whole_ && !has_bias)
-            each([&]<int sums, int p, int t>() KVARTO_INLINE { store_tile<sums>(whole(p, t), row_bytes_); });
-        else
-            each([&]<int sums, int p, int t>() KVARTO_INLINE {
-                store_some_sums<sums>(Place(at[p], rows, tile + t), has_bias);
-            });
-    }
-    KVARTO_INLINE void load_rows(int32_t group) const {
-        const std::byte* first = first_ + group * kTileBytes;
-        unrolled<tiles>([&]<int t>() KVARTO_INLINE { load_passing_tile<kRowTile + t>(first + t * groups_bytes_, 64); });
-    }
-    template <int p> KVARTO_INLINE static void multiply(const WeightTile& weights) {
-        constexpr int b = kWeightTile + p % 2;
-        load_tile<b>(weights.pairs, 64);
-        unrolled<tiles>([&]<int t>() KVARTO_INLINE { multiply_tiles_bf16<p * tiles + t, kRowTile + t, b>(); });
-    }
-
-    // Of the first tile: no other has more.
-    int32_t num_rows() const { return std::min(rows.num_rows - 16 * tile, 16); }
-
-private:
-    template <class F> KVARTO_INLINE static void each(F f) {
-        unrolled<panels>([&]<int p>() KVARTO_INLINE {
-            unrolled<tiles>([&]<int t>() KVARTO_INLINE { f.template operator()<p * tiles + t, p, t>(); });
-        });
-    }
-    std::byte* whole(int p, int t) const {
-        return reinterpret_cast<std::byte*>(out_[p]) + t * 16 * row_bytes_;
-    }
-
-    const int64_t groups_bytes_;  // from one tile of rows to the next
-    const std::byte* const first_;
-    const int64_t row_bytes_;
-    float* out_[panels];
-    bool are_whole_ = true;
-};
 
 // What becomes of sums that are whole: they go to `out`. A sink is told of every group of columns before it is
 // multiplied, so that it can ask for lines in time.
@@ -254,7 +125,8 @@ void multiply_at_once(const std::array<PanelAt, panels>& at, const BF16Rows& row
         unrolled<panels>([&]<int p>() KVARTO_INLINE {
             // A tile is not loaded from stores that are still under way, so it is one that was unpacked a turn ago.
             if (group + 1 < num_groups) groups[p].unpack_next(weights[(group + 1) % 2][p]);
-            sums.template multiply<p>(weights[group % 2][p]);
+            sums.template load_weights<p>(weights[group % 2][p].pairs);
+            sums.template multiply<p>();
         });
     }
     sink.take(sums);
@@ -278,7 +150,10 @@ void multiply_chunk(const SumTiles<tiles, panels>& sums, const WeightTile (&weig
         if (i < 16 && first > 0 && has_next) sums.prefetch(i, tiles);
         if constexpr (!Sink::kIsOut) sink.at_group(sums, i);
         sums.load_rows(group);
-        unrolled<panels>([&]<int p>() KVARTO_INLINE { sums.template multiply<p>(weights[p][i]); });
+        unrolled<panels>([&]<int p>() KVARTO_INLINE {
+            sums.template load_weights<p>(weights[p][i].pairs);
+            sums.template multiply<p>();
+        });
     }
     if (is_last)
         sink.take(sums);
@@ -306,13 +181,6 @@ void multiply_columns(const std::array<PanelAt, panels>& at, const BF16Rows& row
 template <class F> void each_chunk(const BF16Rows& rows, F f) {
     for (int32_t first = 0; first < rows.num_groups(); first += kChunk)
         f(first, std::min(first + kChunk, rows.num_groups()));
-}
-
-void configure(int32_t num_rows) {
-    TileConfig config;
-    const int rows = std::min(num_rows, 16);
-    for (int tile = 0; tile < 8; ++tile) config.set(tile, tile < kWeightTile ? rows : 16, 64);
-    configure_tiles(config);
 }
 
 template <Format format> void multiply_few(const Part& part, const BF16Rows& rows, int32_t first, int32_t last) {
@@ -354,7 +222,7 @@ template <class F> void each_gate(const LinearOp& op, int32_t first, int32_t las
 }  // namespace
 
 void multiply_gated_bf16(const LinearOp& op, const BF16Rows& rows, int32_t first, int32_t last) {
-    configure(rows.num_rows);
+    configure_product_tiles(rows.num_rows);
     with_format(op.weight.parts.front().format, [&]<Format format>() {
         if (rows.num_rows < kFewestManyRows)
             each_gate(op, first, last, [&](const auto& at, ToGated& gated) { multiply_few<format>(at, rows, gated); });
@@ -369,7 +237,7 @@ void multiply_gated_bf16(const LinearOp& op, const BF16Rows& rows, int32_t first
 }
 
 void multiply_panels_bf16_by_tiles(const Part& part, const BF16Rows& rows, int32_t first, int32_t last) {
-    configure(rows.num_rows);
+    configure_product_tiles(rows.num_rows);
     with_format(part.format, [&]<Format format>() {
         rows.num_rows < kFewestManyRows ? multiply_few<format>(part, rows, first, last)
                                   : multiply_many<format>(part, rows, first, last);

@@ -9,6 +9,7 @@
 
 #include "ops/lanes.h"
 #include "ops/linear_bf16.h"
+#include "ops/linear_bf16x3.h"
 #include "ops/linear_f32.h"
 #include "ops/linear_int8.h"
 #include "ops/logits_summary.h"
@@ -97,6 +98,13 @@ void logits(const LogitsOp& op, const StepView& step, Worker& worker) {
         const BF16Rows rows = prepared_rows_bf16(linear, step, worker);
         return each_item(linear, step.num_samples, step.num_samples, worker, [&](const Place& place) {
             multiply_panels_bf16(linear.weight.parts[0], rows, place.first_id / kLanes, last_panel(place));
+            end(place);
+        });
+    }
+    if (linear.products == Products::kBF16x3) {
+        const BF16x3Rows rows = prepared_rows_bf16x3(linear, step, worker);
+        return each_item(linear, step.num_samples, step.num_samples, worker, [&](const Place& place) {
+            multiply_panels_bf16x3(linear.weight.parts[0], rows, place.first_id / kLanes, last_panel(place));
             end(place);
         });
     }

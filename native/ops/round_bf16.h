@@ -27,6 +27,18 @@ inline __m512 widen_bf16(const std::byte* x) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(narrow), 16));
 }
 
+// Tiles take denormals for zero, whatever the thread's mode.
+class DenormalsAreZero {
+public:
+    DenormalsAreZero() : before_(_mm_getcsr()) { _mm_setcsr(before_ | 0x8040); }
+    ~DenormalsAreZero() { _mm_setcsr(before_); }
+    DenormalsAreZero(const DenormalsAreZero&) = delete;
+    DenormalsAreZero& operator=(const DenormalsAreZero&) = delete;
+
+private:
+    unsigned before_;
+};
+
 }  // namespace kvarto::KVARTO_ISA
 
 #endif

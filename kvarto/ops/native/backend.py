@@ -24,7 +24,7 @@ from kvarto.ops.native.numerics import Numerics, decide_numerics
 from kvarto.ops.native.scratch import ScratchSizes
 from kvarto.ops.native.weight_formats import kept_format
 
-KERNEL_VERSION = 4
+KERNEL_VERSION = 5
 """Raised by every change that can change a bit of the output."""
 
 
@@ -47,7 +47,7 @@ class NativeBackend:
         if self._decided is None:
             return f"native-{KERNEL_VERSION}/{self._activations}/{self._isa}"
         numerics = self._decided[1]
-        machine = arithmetic(self._isa) if numerics.is_exact else self._isa
+        machine = arithmetic(self._isa) if numerics.is_plain else self._isa
         return f"native-{KERNEL_VERSION}/{numerics.name}/{machine}"
 
     @property

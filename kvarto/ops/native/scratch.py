@@ -45,14 +45,16 @@ class ScratchSizes:
         return 0
 
     def product_bytes(self, op: Linear | Logits) -> int:
-        """Of a narrow product: where x is float32 its narrowed rows, and for int8 rows in tiles."""
+        """Of a product: where x is float32 its narrowed rows, or their parts; for int8 rows in tiles."""
         kind = self.numerics.products_of.get(op.out)
         if kind is None:
             return 0
         x = self.program.buffers[op.x]
         num_rows = self.num_rows(op.x)
         is_float = self.numerics.form(op.x, num_rows) == "f32"
-        if kind == "bf16":
+        if kind == "bf16x3":
+            size_bytes = _native.ops.bf16x3_bytes(num_rows, x.width)
+        elif kind == "bf16":
             size_bytes = _native.ops.bf16_bytes(num_rows, x.width) if is_float else 0
         else:
             size_bytes = _native.ops.linear_int8_scratch_bytes(num_rows, x.width, is_float)

@@ -10,6 +10,7 @@ import numpy as np
 from kvarto.core import _native
 from kvarto.core.step import StepResult
 from kvarto.core.weight_format import WeightFormat
+from kvarto.ops.native.numerics import PRODUCTS
 from tests.ops.native.file_rows import QUANTS, meaning, random_rows
 from tests.ops.native.paged_ops import nan_bytes
 from tests.ops.native.red_zones import RED_ZONE_BYTES, poison_gaps
@@ -65,7 +66,7 @@ class Linear:
     """One linear in an arena: `multiply` gives it float32 rows, which it narrows itself, or rows narrowed before."""
 
     def __init__(
-        self, case: Case, seed: int, isa: str, num_threads: int = 1, *, is_bf16: bool = False,
+        self, case: Case, seed: int, isa: str, num_threads: int = 1, *, products: str = "int8",
         is_narrow: bool = False, has_unit_scales: bool = False,
     ) -> None:  # fmt: skip
         rng = np.random.default_rng(seed)
@@ -76,7 +77,7 @@ class Linear:
         self.bias = rng.standard_normal(case.num_rows).astype(np.float32)
         bands = zip(case.bands, raw, strict=True)
         self.weight: Array = np.concatenate([meaning(band.format, rows, band.group_size) for band, rows in bands])
-        self._case, self._is_bf16, self._is_narrow = case, is_bf16, is_narrow
+        self._case, self._products, self._is_narrow = case, products, is_narrow
         self._build(raw, isa, num_threads)
 
     def _build(self, raw: list[Array], isa: str, num_threads: int) -> None:
@@ -85,10 +86,11 @@ class Linear:
             _native.weights.part_bytes(band.format.code, band.group_size, band.num_rows, case.width)
             for band in case.bands
         ]
-        scratch = (
-            ops.bf16_bytes(MAX_ROWS, case.width) if self._is_bf16
-            else ops.linear_int8_scratch_bytes(MAX_ROWS, case.width, not self._is_narrow)
-        )  # fmt: skip
+        scratch = {
+            "int8": ops.linear_int8_scratch_bytes(MAX_ROWS, case.width, not self._is_narrow),
+            "bf16": ops.bf16_bytes(MAX_ROWS, case.width),
+            "bf16x3": ops.bf16x3_bytes(MAX_ROWS, case.width),
+        }[self._products]
         sizes = [4 * MAX_ROWS * case.width, 4 * MAX_ROWS * case.width,
                  4 * MAX_ROWS * case.num_rows, 4 * case.num_rows, scratch, *panels]  # fmt: skip
         starts = [int(start) for start in np.cumsum([0, *(-(-size // 64) * 64 + RED_ZONE_BYTES for size in sizes)])]
@@ -105,9 +107,9 @@ class Linear:
         )  # fmt: skip
         self._program = ops.Program(isa, num_threads, self._arena.ctypes.data, self._arena.nbytes, bounds)
         x = ops.Rows(starts[0], 4 * case.width, case.width, MAX_ROWS)
-        form = 2 if self._is_bf16 else 1
+        products = PRODUCTS.index(self._products)
         if self._is_narrow:
-            narrow = ops.Rows(starts[1], 4 * case.width, case.width, MAX_ROWS, form, True)
+            narrow = ops.Rows(starts[1], 4 * case.width, case.width, MAX_ROWS, products, True)
             self._program.add_gather(x, narrow, None)
             x = narrow
         out = ops.Rows(starts[2], 4 * case.num_rows, case.num_rows, MAX_ROWS, 0, self._is_narrow)
@@ -117,7 +119,7 @@ class Linear:
         ]
         weight = ops.Weight(case.num_rows, case.width, parts)
         bias = starts[3] if case.has_bias else None
-        self._program.add_linear(x, out, weight, bias, form, ops.Bytes(starts[4], scratch))
+        self._program.add_linear(x, out, weight, bias, products, ops.Bytes(starts[4], scratch))
 
     def multiply(self, x: Array) -> Array:
         """`[num_rows, num weight rows]`."""

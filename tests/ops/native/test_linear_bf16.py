@@ -17,7 +17,7 @@ each_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 
 @each_case
 def test_is_near_the_exact_products(case: Case) -> None:
-    linear, x = Linear(case, 1, "amx", is_bf16=True), some_rows(MAX_ROWS, case.width)
+    linear, x = Linear(case, 1, "amx", products="bf16"), some_rows(MAX_ROWS, case.width)
     want = x.astype(np.float64) @ linear.weight.astype(np.float64).T + (linear.bias if case.has_bias else 0)
     terms = np.abs(x).astype(np.float64) @ np.abs(linear.weight).astype(np.float64).T + np.abs(linear.bias)
     errors = np.abs(linear.multiply(x) - want) / terms
@@ -30,7 +30,7 @@ def test_is_near_the_exact_products(case: Case) -> None:
 def test_is_all_but_exact_where_nothing_is_rounded(group_size: int) -> None:
     """Weights and rows of few bits. What is left: a code's 128, which float32 takes off again to within 2^-16."""
     case = Case("int4", (Band(WeightFormat.INT4, 48, group_size),), 1024)
-    linear = Linear(case, 2, "amx", is_bf16=True, has_unit_scales=True)
+    linear = Linear(case, 2, "amx", products="bf16", has_unit_scales=True)
     for num_rows in (1, 3, 16, 17, 33, MAX_ROWS):
         x = np.random.default_rng(num_rows).integers(-100, 101, (num_rows, case.width)).astype(np.float32)
         bound = 2.0**-15 * np.abs(x).sum(axis=1, keepdims=True)
@@ -40,9 +40,9 @@ def test_is_all_but_exact_where_nothing_is_rounded(group_size: int) -> None:
 @each_case
 def test_bits_are_one_for_all_rows_and_threads(case: Case) -> None:
     x = some_rows(MAX_ROWS, case.width)
-    whole = Linear(case, 3, "amx", is_bf16=True).multiply(x)
+    whole = Linear(case, 3, "amx", products="bf16").multiply(x)
     for num_threads in (1, 3):
-        linear = Linear(case, 3, "amx", num_threads, is_bf16=True, is_narrow=num_threads == 3)
+        linear = Linear(case, 3, "amx", num_threads, products="bf16", is_narrow=num_threads == 3)
         for num_rows in (1, 2, 3, 4, 8, 15, 16, 17, 31, 32, 33, 48, 64, MAX_ROWS):
             rows = np.random.default_rng(num_rows).permutation(MAX_ROWS)[:num_rows]
             np.testing.assert_array_equal(linear.multiply(x[rows]), whole[rows], err_msg=f"{num_rows} rows")
@@ -51,7 +51,7 @@ def test_bits_are_one_for_all_rows_and_threads(case: Case) -> None:
 def test_one_rows_nan_stays_in_its_row() -> None:
     case = Case("nan", (Band(WeightFormat.Q4_1, 20),), 64)
     for num_rows in (2, 20, 40):
-        linear, x = Linear(case, 4, "amx", is_bf16=True), some_rows(num_rows, 64)
+        linear, x = Linear(case, 4, "amx", products="bf16"), some_rows(num_rows, 64)
         good = linear.multiply(x)
         x[1, 40] = np.nan
         got = linear.multiply(x)
@@ -84,4 +84,4 @@ def test_other_sets_refuse() -> None:
     for isa in _native.ops.isas():
         if isa != "amx":
             with pytest.raises(ValueError, match="matrix tiles"):
-                Linear(CASES[0], 5, isa, is_bf16=True)
+                Linear(CASES[0], 5, isa, products="bf16")

@@ -117,9 +117,12 @@ def test_every_set_computes_the_same(files: WeightFiles, activations: str, isa: 
             native_logits(files, prompts((3,)), activations, isa=isa)
         return
     asked = prompts((40, 3))
-    best, ours = native_logits(files, asked, activations), native_logits(files, asked, activations, isa=isa)
+    # Matrix tiles add in another order, in float32 too.
+    best_isa = [each for each in ISAS if activations != "f32" or each != "amx"][-1]
+    best = native_logits(files, asked, activations, isa=best_isa)
+    ours = native_logits(files, asked, activations, isa=isa)
     for a, b in zip(ours, best, strict=True):
-        if activations == "f32" and isa != "portable":
+        if activations == "f32" and isa not in ("portable", "amx"):
             assert_same_bits(a, b)
         else:
             np.testing.assert_allclose(a, b, rtol=0, atol=(1e-5 if activations == "f32" else 0.05) * np.abs(b).max())
