@@ -24,7 +24,7 @@ namespace {
 constexpr int kLastTile = 7;
 constexpr int32_t kChunk = 6;           // groups split together: 18 KiB per panel of float32
 constexpr int32_t kRowsAhead = 3;       // of sums, that are asked for with each group of a chunk
-constexpr int64_t kAhead = 2048;        // bytes of a panel that are asked for before their turn
+constexpr int64_t kAhead = 1024;        // bytes that are asked for before their turn
 
 // A group of a panel, its parts one tile after the other.
 template <int num_parts> struct WeightParts {
@@ -38,7 +38,7 @@ public:
     static constexpr int64_t kGroupBytes = kGroup / 2 * kPairBytes<format>;
 
     SplitGroups(const PanelAt& at, int32_t width)
-        : data_(at.part->data + at.panel * panel_bytes(format, 0, width)), panel_bytes_(panel_bytes(format, 0, width)) {}
+        : data_(at.part->data + at.panel * panel_bytes(format, 0, width)) {}
 
     // The parts of a group, in `out` unless they are in memory as they are.
     KVARTO_INLINE const WeightParts<kParts>* split(int32_t group, WeightParts<kParts>& out) const {
@@ -49,19 +49,22 @@ public:
     KVARTO_INLINE const WeightParts<kParts>* parts(int32_t group, const WeightParts<kParts>& split) const {
         return kIsInPlace ? reinterpret_cast<const WeightParts<kParts>*>(data_ + group * kGroupBytes) : &split;
     }
-    // Share i of `count` of the same, its lines asked for `kAhead` bytes ahead; behind the last group come those `after`
-    // this panel.
+    // Share i of `count` of the same. Lines are asked for `kAhead` bytes before their turn, behind this group those of the
+    // `next` one that is split.
     template <int i, int count>
-    KVARTO_INLINE void split_share(int32_t group, WeightParts<kParts>& out, int64_t after) const {
+    KVARTO_INLINE void split_share(int32_t group, WeightParts<kParts>& out, const std::byte* next) const {
         constexpr int share = (kGroup / 2 + count - 1) / count, first = i * share;
-        int64_t ahead = group * kGroupBytes + kAhead;
-        if (ahead >= panel_bytes_) ahead += after - panel_bytes_;
+        const std::byte* pairs = at(group);
         unrolled<std::max(0, std::min(share, kGroup / 2 - first))>([&]<int j>() KVARTO_INLINE {
+            constexpr int64_t ahead = (first + j) * kPairBytes<format> + kAhead;
             for (int64_t line = 0; line < kPairBytes<format>; line += 64)
-                _mm_prefetch(reinterpret_cast<const char*>(data_ + ahead + (first + j) * kPairBytes<format> + line), _MM_HINT_T1);
+                _mm_prefetch(ahead < kGroupBytes ? pairs + ahead + line : next + (ahead - kGroupBytes) + line,
+                             _MM_HINT_T0);
             if constexpr (!kIsInPlace) split_pair<first + j>(group, out);
         });
     }
+    // Where a group lies.
+    KVARTO_INLINE const std::byte* at(int32_t group) const { return data_ + group * kGroupBytes; }
 
 private:
     static constexpr bool kIsInPlace = format == Format::kBF16;
@@ -78,7 +81,6 @@ private:
     }
 
     const std::byte* data_;
-    int64_t panel_bytes_;
 };
 
 // Adds a group's products to the sums of all panels. Between two products of a panel `f<i, p>()` is called, product i of
@@ -135,15 +137,21 @@ void multiply_at_once(const std::array<PanelAt, panels>& at, const BF16x3Rows& r
     const int32_t num_groups = rows.first.num_groups();
     // What lies behind the last panel is another worker's.
     const bool is_last = at[0].panel + 2 * static_cast<int32_t>(panels) > last;
-    const int64_t after = is_last ? 0 : panels * panel_bytes(format, 0, rows.first.x.width);
+    const int64_t to_next = is_last ? 0 : panels * panel_bytes(format, 0, rows.first.x.width);
     sums.start(true);
     for (size_t p = 0; p < panels; ++p) next[p] = groups[p].split(0, weights[0][p]);
     for (int32_t group = 0; group < num_groups; ++group) {
         std::copy_n(next, panels, here);
         // A tile is not loaded from stores that are still under way, so it is one that was split a turn ago.
         const int32_t coming = std::min(group + 1, num_groups - 1);
+        const bool is_end = coming + 1 == num_groups;
         const auto meanwhile = [&]<int i, int p>() KVARTO_INLINE {
-            groups[p].template split_share<i, num_products<parts>()>(coming, weights[(group + 1) % 2][p], after);
+            // Panels take turns by groups where rows are few, by products otherwise.
+            constexpr int follower = tiles > 1 ? p : (p + 1) % panels;
+            const bool is_same = tiles == 1 && p + 1 < panels;
+            const std::byte* next = is_same ? groups[follower].at(coming)
+                                    : is_end ? groups[follower].at(0) + to_next : groups[follower].at(coming + 1);
+            groups[p].template split_share<i, num_products<parts>()>(coming, weights[(group + 1) % 2][p], next);
         };
         if constexpr (tiles == 1)
             multiply_group_of_few<parts>(sums, group, rows.part_bytes, here, meanwhile);
