@@ -75,10 +75,6 @@ def stages(bench: Bench, files: AdapterFiles, found: FoundAdapter, path: Path) -
     file = os.open(found.on_disk.tensors_file.path, os.O_RDONLY)
     copied = images.copy()
 
-    def write() -> None:
-        for page, image in zip(pages.tolist(), images, strict=True):
-            bench.backend.write_page(page, image)
-
     def bound() -> None:
         bench.backend.bind_adapter(0, bind(found.bound_shape, pages, bench.page_bytes))
         bench.backend.unbind_adapter(0)
@@ -89,7 +85,7 @@ def stages(bench: Bench, files: AdapterFiles, found: FoundAdapter, path: Path) -
         "digests": lambda: packer.digests(images),
         READ: lambda: files.read(found, images),
         "another read": lambda: files.read(found, images),
-        "copy to pages": write,
+        "copy to pages": lambda: bench.backend.write_pages(pages, images, pages),
         BIND: bound,
         "memcpy": lambda: np.copyto(copied, images),
         "": lambda: os.close(file),
