@@ -1,12 +1,13 @@
 """What an adapter is, as 256 bits: a function of what it does to its base, of no name, folder, file order or key order.
 
     shape   = blake3 of fields: version, then per update: target, rank, scaling, types, shapes; token rows; invocation
-    page    = blake3 of its bytes
+    page    = of its bytes, under a secret of the server: page_hasher.py
     adapter = blake3 of fields: shape, size of pages, pages in order
 
 What pages hold (packing.py) is what steps compute with, so every byte is hashed once, for two purposes: equal pages are
-known by their digests, equal adapters by the digest of those. It is a key inside of one server: with pages of another
-size, or another base under its magnitudes, the same files have another digest.
+known by their digests, equal adapters by the digest of those. It is a key inside of one server, whose engines share the
+secret, and goes nowhere else: another server, pages of another size, or another base under its magnitudes give the
+same files another digest.
 
 Prefix caches key KV by it, so an adapter that is loaded again under the same name with other weights never meets old
 KV, and equal adapters under two names share pages.
@@ -18,20 +19,15 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 from blake3 import blake3
-from numpy.typing import NDArray
 
 from kvarto.adapters.adapter import Adapter, LowRankUpdate, TokenRows
 from kvarto.adapters.arrays import StoredArray
 from kvarto.core.digest_fields import field
 
-VERSION = b"3"
+VERSION = b"4"
 _SHAPE = "kvarto 2026 shape of an adapter"
 _ADAPTER = "kvarto 2026 adapter"
-_PAGE = "kvarto 2026 page of an adapter"
-
-Bytes = NDArray[np.uint8]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,14 +51,9 @@ def shape_digest(adapter: Adapter) -> bytes:
 
 
 def content_digest(shape: bytes, page_bytes: int, pages: Sequence[bytes]) -> bytes:
-    """32 bytes, from the digests of all pages."""
+    """32 bytes, from the digests of all pages, under whose secret it is."""
     fields = field(b"F", shape) + field(b"Z", _integers((page_bytes,))) + field(b"P", b"".join(pages))
     return blake3(fields, derive_key_context=_ADAPTER).digest()
-
-
-def page_digests(images: Bytes) -> tuple[bytes, ...]:
-    """32 bytes for each of `[num_pages, page_bytes]`: equal pages are known by them."""
-    return tuple(blake3(image.data, derive_key_context=_PAGE).digest() for image in images)
 
 
 def _update_fields(update: LowRankUpdate) -> bytes:

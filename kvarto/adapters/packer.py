@@ -17,9 +17,10 @@ from numpy.typing import NDArray
 
 from kvarto.adapters.adapter import SCALE_TYPE, Adapter, LowRankUpdate
 from kvarto.adapters.arrays import StoredArray, bits_of, not_finite, to_float32
-from kvarto.adapters.digest import Digests, content_digest, page_digests, shape_digest
+from kvarto.adapters.digest import Digests, content_digest, shape_digest
 from kvarto.adapters.magnitudes import ScaleOf, UpdateValues
 from kvarto.adapters.packing import stream_bytes, stream_starts, strips_of
+from kvarto.adapters.page_hasher import PageHasher
 from kvarto.adapters.strip_codes import dequantise
 from kvarto.core import _native
 from kvarto.core.errors import BadFile, UnsupportedAdapter
@@ -83,8 +84,9 @@ class _PlacedUpdate:
 class Packer:
     """Packs the files of adapters that are equal but for their values. Safe to use from threads."""
 
-    def __init__(self, adapter: Adapter, file_bytes: int) -> None:
+    def __init__(self, adapter: Adapter, file_bytes: int, hasher: PageHasher) -> None:
         """`file_bytes`: of the file with the tensors. Raises ValueError where a tensor leaves it."""
+        self._hasher = hasher
         self.stream_bytes = stream_bytes(adapter)
         self._shape_digest = shape_digest(adapter)
         starts = iter(stream_starts(strips_of(adapter)).tolist())
@@ -119,7 +121,7 @@ class Packer:
 
     def digests(self, images: Bytes) -> Digests:
         """Of what was packed."""
-        pages = page_digests(images)
+        pages = self._hasher.digests(images)
         return Digests(content_digest(self._shape_digest, images.shape[1], pages), pages)
 
 

@@ -320,7 +320,7 @@ class Residency:
         pages[is_own] = own
         load.share = PageShare(pages, own, base)
         self._pool.pin(own)
-        images, at_once = np.flatnonzero(is_own), self._pages_at_once
+        images, at_once = np.flatnonzero(is_own).astype(np.int32), self._pages_at_once
         for first in range(0, len(own), at_once):
             some = own[first : first + at_once]
             self._host.share(entry)
@@ -436,13 +436,12 @@ class Residency:
         self._backend.unbind_adapter(resident.handle)
         heapq.heappush(self._free_handles, resident.handle)
         if self._poisons:
-            for page in resident.own.tolist():
-                self._backend.write_page(page, np.full(self._page_bytes, _POISON, np.uint8))
+            poison = np.full((1, self._page_bytes), _POISON, np.uint8)
+            self._backend.write_pages(resident.own, poison, np.zeros_like(resident.own))
 
 
-def _write(backend: Backend, pages: Int32, images: NDArray[np.uint8], which: NDArray[np.intp], clock: Clock) -> float:
+def _write(backend: Backend, pages: Int32, images: NDArray[np.uint8], which: Int32, clock: Clock) -> float:
     """In a copy thread. Returns seconds."""
     start_s = clock.now()
-    for page, index in zip(pages.tolist(), which.tolist(), strict=True):
-        backend.write_page(page, images[index])
+    backend.write_pages(pages, images, which)
     return clock.now() - start_s

@@ -27,6 +27,7 @@ from kvarto.adapters.magnitudes import ScaleOf
 from kvarto.adapters.opened import OpenedAdapter
 from kvarto.adapters.packer import Packer
 from kvarto.adapters.packing import num_pages
+from kvarto.adapters.page_hasher import PageHasher
 from kvarto.adapters.peft_files import CONFIG_NAME, TENSORS_NAME, open_peft_adapter
 from kvarto.adapters.quantised import quantised
 from kvarto.adapters.shape_cache import ShapeCache
@@ -103,10 +104,11 @@ class AdapterFiles:
         is_copy: IsCopy | None = None,
         scale_of: ScaleOf | None = None,
         codes: StripType | None = None,
+        hasher: PageHasher | None = None,
         now_ns: Callable[[], int] = time.time_ns,
     ) -> None:
-        """`is_copy`: see `open_peft_adapter`; `scale_of`: see `Packer.pack`; `codes`: see `quantised`; `now_ns`: the
-        clock of files' times."""
+        """`is_copy`: see `open_peft_adapter`; `scale_of`: see `Packer.pack`; `codes`: see `quantised`; `hasher`:
+        of pages, one with a secret of its own where none is given; `now_ns`: the clock of files' times."""
         self._base = base
         self._roots = tuple(roots)
         self._page_bytes = page_bytes
@@ -114,6 +116,7 @@ class AdapterFiles:
         self._is_copy = is_copy
         self._scale_of = scale_of
         self._codes = codes
+        self._hasher = hasher or PageHasher()
         self._now_ns = now_ns
         self._digests = KnownDigests()
         self._shapes: ShapeCache[AdapterShape] = ShapeCache()
@@ -153,7 +156,7 @@ class AdapterFiles:
 
     def _new_shape(self, opened: OpenedAdapter) -> AdapterShape:
         adapter = opened.adapter if self._codes is None else quantised(opened.adapter, self._codes)
-        packer = Packer(adapter, opened.tensors_file.identity.size_bytes)
+        packer = Packer(adapter, opened.tensors_file.identity.size_bytes, self._hasher)
         shape = AdapterShape(adapter, packer, bound_shape(adapter, self._base))
         return self._shapes.add(opened.shape_key, shape, sum(1 for _ in adapter.arrays()))
 

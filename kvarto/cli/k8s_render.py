@@ -119,7 +119,7 @@ def engine_flags(engine: EngineConfig) -> tuple[str, ...]:
     words: list[str] = []
     for field in msgspec.structs.fields(EngineConfig):
         value = getattr(engine, field.name)
-        if field.name in ("model", "device", "faults", *BUDGET_FLAGS) or value == field.default:
+        if field.name in ("model", "device", "secret", "faults", *BUDGET_FLAGS) or value == field.default:
             continue
         flag = field.name.replace("_", "-")
         if isinstance(value, bool):

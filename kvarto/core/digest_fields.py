@@ -6,6 +6,8 @@ A field is a tag of one byte, its length and its bytes; an absent field differs 
 from __future__ import annotations
 
 DIGEST_BYTES = 32
+PAGE_KEY_BYTES = 48
+"""Of the secret under which pages of adapters are hashed: `kvarto.adapters.page_hasher`."""
 
 
 def field_header(tag: bytes, size_bytes: int) -> bytes:

@@ -13,6 +13,7 @@ from kvarto.adapters.binding import bind
 from kvarto.adapters.files import AdapterLimits
 from kvarto.adapters.host_tier import HostTier
 from kvarto.adapters.magnitudes import ReadRows, scale_of
+from kvarto.adapters.page_hasher import PageHasher
 from kvarto.adapters.registry import AdapterVersion, Registry
 from kvarto.adapters.residency import COPY_BYTES, Bind, Residency
 from kvarto.adapters.source import AdapterFiles, Source
@@ -187,6 +188,7 @@ def adapter_files(
         is_copy=_is_copy(Path(config.model), base),
         scale_of=None if read_rows is None else partial(scale_of, read_rows=read_rows),
         codes=adapter_codes(config),
+        hasher=PageHasher(config.secret.page_key or None),
     )
 
 

@@ -25,7 +25,7 @@ from kvarto.engine.adapter_feed import AdapterFeed
 from kvarto.engine.adapter_quota import AdapterQuota
 from kvarto.engine.carried_errors import error_of
 from kvarto.engine.child import ENGINE_COMMAND, EngineKilled
-from kvarto.engine.config import EngineConfig
+from kvarto.engine.config import EngineConfig, with_secret
 from kvarto.engine.detokenizer import TokenBytes
 from kvarto.engine.gate import Gate
 from kvarto.engine.generation import Generation
@@ -77,7 +77,7 @@ class EngineClient:
         """
         self.is_draining = False
         self.num_restarts = 0
-        self._config = config
+        self._config = config = with_secret(config)
         self._tokenizer = tokenizer
         self._eos_token_ids = eos_token_ids
         self._observer = observer

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import secrets
+
 import msgspec
+
+from kvarto.core.digest_fields import PAGE_KEY_BYTES
 
 
 class FaultPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -10,6 +14,17 @@ class FaultPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     abort_on_tokens: tuple[int, ...] = ()
     """Abort the process (SIGABRT) in any step in which a prompt that begins with these tokens is computed."""
+
+
+class EngineSecret(msgspec.Struct, frozen=True, kw_only=True):
+    """What the engines of one server know, one after the other, and nobody else. Empty: an engine draws its own."""
+
+    page_key: bytes = b""
+    """Under which pages of adapters are hashed: a choice is resumed by the next engine if its adapter's digest is what
+    it was."""
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(…)"
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,5 +97,14 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Touch every page before serving instead of in the background."""
     seed: int | None = None
     """Seeds the seeds of requests that bring none; without it they come from the system."""
+    secret: EngineSecret = EngineSecret()
+    """Drawn by the server: `with_secret`."""
     faults: FaultPlan = FaultPlan()
     """Only for tests."""
+
+
+def with_secret(config: EngineConfig) -> EngineConfig:
+    """The same, to start any number of engines that go on with each other's requests."""
+    if config.secret.page_key:
+        return config
+    return msgspec.structs.replace(config, secret=EngineSecret(page_key=secrets.token_bytes(PAGE_KEY_BYTES)))

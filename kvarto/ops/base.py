@@ -19,9 +19,9 @@ from kvarto.core.weight_format import WeightFormat
 
 
 class Backend(Protocol):
-    """Owns the device arena. Calls come from one thread, but for `copy_page` and `write_page`, which copy threads make,
-    `read_rows`, which comes from threads that pack adapters, and the two `store_…`, which come from several at once,
-    never for the same weight.
+    """Owns the device arena. Calls come from one thread, but for `copy_page` and `write_pages`, which copy threads
+    make, `read_rows`, which comes from threads that pack adapters, and the two `store_…`, which come from several at
+    once, never for the same weight.
     """
 
     @property
@@ -77,8 +77,10 @@ class Backend(Protocol):
         """Copy a whole page inside the pages region."""
         ...
 
-    def write_page(self, page: int, data: NDArray[np.uint8]) -> None:
-        """Fill a page of the pages region from its start; the rest of it stays as it is."""
+    def write_pages(self, pages: NDArray[np.int32], images: NDArray[np.uint8], which: NDArray[np.int32]) -> None:
+        """Fill each of `pages` from its start with an image, the rest of it stays as it is: `images[which[i]]`, of
+        `[num_images, at most page_bytes]`, goes to `pages[i]`.
+        """
         ...
 
     def bind_adapter(self, handle: int, adapter: BoundAdapter) -> None:

@@ -16,7 +16,7 @@ import msgspec
 import uvloop
 
 from kvarto.core.errors import UsageError
-from kvarto.engine.config import EngineConfig
+from kvarto.engine.config import EngineConfig, with_secret
 from kvarto.engine.settings import check_settings
 from kvarto.engine.supervisor import load_engine
 from kvarto.models.hub import resolve
@@ -40,7 +40,8 @@ def run(config: ServerConfig, engine: EngineConfig, *, say: Say = print) -> None
         say(f"Kvarto {package_version()} · {engine.model}")
         phases.begin("find")
         path = resolve(engine.model, say)
-        uvloop.run(_serve(config, msgspec.structs.replace(engine, model=str(path)), place, phases, say))
+        engine = with_secret(msgspec.structs.replace(engine, model=str(path)))
+        uvloop.run(_serve(config, engine, place, phases, say))
     finally:
         place.close()
 

@@ -2,17 +2,20 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <cerrno>
 #include <optional>
 #include <stdexcept>
+#include <string>
 #include <tuple>
 #include <utility>
 
 #include "adapters/pack_plan.h"
 #include "bindings/borrowed_bytes.h"
+#include "core/isa.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -56,9 +59,31 @@ std::tuple<std::optional<std::pair<int64_t, bool>>, int64_t> pack(const PackPlan
     raise(result);
 }
 
+void hash_pages(const std::string& isa, nb::handle point, nb::handle pages, int64_t page_bytes, nb::handle hashes) {
+    const HashPages hash = kernels_of(isa).hash_pages;
+    if (hash == nullptr) throw std::invalid_argument("instruction set `" + isa + "` multiplies nothing without carries");
+    const BorrowedBytes of_point(point, 0), of_pages(pages, 0), of_hashes(hashes, PyBUF_WRITABLE);
+    if (page_bytes <= 0 || page_bytes % kHashedBytes != 0)
+        throw std::invalid_argument("pages of " + std::to_string(page_bytes) + " bytes are not hashed; multiples of " +
+                                    std::to_string(kHashedBytes) + " are");
+    const int64_t size = of_pages.span().size(), num_pages = size / page_bytes;
+    if (size % page_bytes != 0) throw std::invalid_argument("the bytes are not whole pages");
+    if (of_point.span().size() != kPageHashBytes) throw std::invalid_argument("a point has 16 bytes");
+    if (of_hashes.span().size() % kPageHashBytes != 0 ||
+        static_cast<int64_t>(of_hashes.span().size()) / kPageHashBytes != num_pages)
+        throw std::invalid_argument("there is not one place of 16 bytes for each page's hash");
+    const nb::gil_scoped_release released;
+    hash(of_point.span().data(), of_pages.span().data(), num_pages, page_bytes, of_hashes.span().data());
+}
+
 }  // namespace
 
 void bind_adapters(nb::module_& adapters) {
+    adapters.def("can_hash_pages", [](const std::string& isa) { return kernels_of(isa).hash_pages != nullptr; }, "isa"_a,
+                 "Whether that instruction set can. Raises ValueError where it cannot run here.");
+    adapters.def("hash_pages", &hash_pages, "isa"_a, "point"_a, "pages"_a, "page_bytes"_a, "hashes"_a,
+                 "POLYVAL of each page at a point of 16 bytes, the interpreter's lock released; see native/ops/page_hash.h. "
+                 "Equal on all sets that can. Raises ValueError for pages that are not multiples of 64 bytes.");
     nb::class_<FileTensor>(adapters, "FileTensor", "Where a tensor lies in a file, and where it goes.")
         .def("__init__", [](FileTensor* self, int64_t offset, int64_t num_rows, int64_t num_columns, int64_t start,
                             int32_t type, int32_t strips, bool is_transposed, bool is_beside, int64_t num_heads) {

@@ -32,7 +32,7 @@ public:
         const char* format = buffer_.format;
         if (buffer_.itemsize != sizeof(int32_t) || format == nullptr || format[0] != 'i' || format[1] != '\0') {
             PyBuffer_Release(&buffer_);
-            throw std::invalid_argument("page ids are int32");
+            throw std::invalid_argument("ids are int32");
         }
     }
     ~BorrowedIds() { PyBuffer_Release(&buffer_); }
@@ -47,12 +47,25 @@ private:
     Py_buffer buffer_;
 };
 
-void copy_past_caches(nb::handle out, nb::handle in) {
+// Everything is checked before the first byte is written.
+void stream_pages(nb::handle out, int64_t page_bytes, nb::handle pages, nb::handle in, int64_t image_bytes,
+                  nb::handle images) {
     const BorrowedBytes target(out, PyBUF_WRITABLE), source(in, 0);
-    if (target.span().size() != source.span().size())
-        throw std::invalid_argument("bytes are copied into another number of them");
+    const BorrowedIds page_ids(pages, 0), image_ids(images, 0);
+    if (image_bytes <= 0 || image_bytes > page_bytes)
+        throw std::invalid_argument("an image is larger than a page, or empty");
+    if (page_ids.span().size() != image_ids.span().size())
+        throw std::invalid_argument("there is not one image for each page");
+    const int64_t num_pages = target.span().size() / page_bytes, num_images = source.span().size() / image_bytes;
+    for (size_t i = 0; i < page_ids.span().size(); ++i) {
+        const int32_t page = page_ids.span()[i], image = image_ids.span()[i];
+        if (page < 0 || page >= num_pages) throw std::invalid_argument("a page lies outside of its region");
+        if (image < 0 || image >= num_images) throw std::invalid_argument("an image is not there");
+    }
     const nb::gil_scoped_release released;
-    stream_copy(target.span().data(), source.span().data(), source.span().size());
+    for (size_t i = 0; i < page_ids.span().size(); ++i)
+        stream_copy(target.span().data() + page_ids.span()[i] * page_bytes,
+                    source.span().data() + image_ids.span()[i] * image_bytes, image_bytes);
 }
 
 template <void (PagePool::*call)(PageIds)> void with_ids(PagePool& pool, nb::handle pages) {
@@ -96,8 +109,9 @@ void bind_memory(nb::module_& memory) {
             PyErr_SetString(PyExc_AssertionError, error.what());
         }
     });
-    memory.def("stream_copy", &copy_past_caches, "out"_a, "source"_a,
-               "Copy as many bytes past the caches, the interpreter's lock released; for what nobody looks at soon.");
+    memory.def("stream_pages", &stream_pages, "out"_a, "page_bytes"_a, "pages"_a, "source"_a, "image_bytes"_a, "images"_a,
+               "Copy images to the starts of pages, past the caches, the interpreter's lock released; for what nobody "
+               "looks at soon. Raises ValueError where one is not there, before anything is written.");
     nb::class_<PagePool>(memory, "PagePool", "Counts, bits and free pages; see native/memory/page_pool.h.")
         .def(nb::init<int64_t>(), "num_pages"_a)
         .def_prop_ro("num_pages", &PagePool::num_pages)

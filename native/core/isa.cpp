@@ -52,8 +52,8 @@ uint64_t saved_states() {
 }
 
 bool has_avx2() {
-    constexpr uint64_t kFma = bit(12), kF16c = bit(29), kAvx2 = bit(5), kSseAvxStates = 0x6;
-    return has_bits(cpuid(1, 0).ecx, kFma | kF16c) && has_bits(cpuid(7, 0).ebx, kAvx2) &&
+    constexpr uint64_t kPclmul = bit(1), kFma = bit(12), kF16c = bit(29), kAvx2 = bit(5), kSseAvxStates = 0x6;
+    return has_bits(cpuid(1, 0).ecx, kPclmul | kFma | kF16c) && has_bits(cpuid(7, 0).ebx, kAvx2) &&
            has_bits(saved_states(), kSseAvxStates);
 }
 
@@ -70,9 +70,10 @@ bool may_use_tiles() {
 }
 
 bool has_amx() {
-    constexpr uint64_t kBf16 = bit(22), kTile = bit(24), kInt8 = bit(25), kAvx512Bf16 = bit(5);
+    constexpr uint64_t kBf16 = bit(22), kTile = bit(24), kInt8 = bit(25), kAvx512Bf16 = bit(5), kVpclmul = bit(10);
     constexpr uint64_t kTileStates = bit(17) | bit(18);
     return has_bits(cpuid(7, 0).edx, kBf16 | kTile | kInt8) && has_bits(cpuid(7, 1).eax, kAvx512Bf16) &&
+           has_bits(cpuid(7, 0).ecx, kVpclmul) &&
            has_bits(saved_states(), kTileStates) && may_use_tiles();
 }
 

@@ -7,7 +7,14 @@
 #include "core/step.h"
 #include "core/threads.h"
 
+#include <cstddef>
+
 namespace kvarto {
+
+constexpr int64_t kPageHashBytes = 16;
+constexpr int64_t kHashedBytes = 64;  // pages that are hashed are multiples of it
+using HashPages = void (*)(const std::byte* point, const std::byte* pages, int64_t num_pages, int64_t page_bytes,
+                           std::byte* hashes);
 
 // Two kinds of op. Row ops work on each row alone: consecutive ones run back to back on a few rows, without a barrier.
 // Team ops are entered by all workers at once and divide their work themselves; they may use barriers inside. The
@@ -39,6 +46,9 @@ struct Kernels {
     void (*adapter_logits)(const AdapterWork&, Worker&);
     // What `logits` leaves undone where adapters change its sums.
     void (*finish_logits)(const LogitsOp&, const StepView&, Worker&);
+
+    // No op: see ops/page_hash.h. Null where the set has no carry-less multiplication.
+    HashPages hash_pages;
 };
 
 }  // namespace kvarto

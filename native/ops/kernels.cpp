@@ -7,6 +7,7 @@
 #include "ops/experts.h"
 #include "ops/linear.h"
 #include "ops/logits.h"
+#include "ops/page_hash.h"
 #include "ops/row_ops.h"
 #include "ops/sample.h"
 #include "ops/write_kv.h"
@@ -38,6 +39,7 @@ const Kernels& kernels() {
         .adapter_embeddings = adapter_embeddings,
         .adapter_logits = adapter_logits,
         .finish_logits = finish_logits,
+        .hash_pages = kHashPages,
     };
     return table;
 }

@@ -12,10 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvarto.adapters.adapter import Adapter
-from kvarto.adapters.digest import Digests, page_digests
+from kvarto.adapters.digest import Digests
 from kvarto.adapters.source import FoundAdapter
 from kvarto.core.errors import BadAdapter
 from kvarto.models.raw_file import FileIdentity
+from tests.adapters.held import HASHER
 
 
 @dataclass
@@ -50,7 +51,7 @@ class FakeFiles:
             images[index] = page_of(_seed(found), index, images.shape[1])
         if self.remembers:
             self.known[found.identity] = digest_of(_seed(found))
-        return Digests(digest_of(_seed(found)), page_digests(images))
+        return Digests(digest_of(_seed(found)), HASHER.digests(images))
 
     def _check(self, found: FoundAdapter) -> None:
         if self.fails():

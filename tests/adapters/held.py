@@ -11,13 +11,16 @@ from numpy.typing import NDArray
 
 from kvarto.adapters.adapter import Adapter, LowRankUpdate
 from kvarto.adapters.arrays import Bits, Bytes, Encoding, StoredArray
-from kvarto.adapters.digest import content_digest, page_digests, shape_digest
+from kvarto.adapters.digest import content_digest, shape_digest
 from kvarto.adapters.magnitudes import UpdateValues
 from kvarto.adapters.opened import OpenedAdapter
 from kvarto.adapters.packing import stream_order, strips_of
+from kvarto.adapters.page_hasher import PageHasher
 from kvarto.adapters.strip_codes import dequantise, quantise
 
 Float32 = NDArray[np.float32]
+HASHER = PageHasher(bytes(range(48)))
+"""Digests of pages are comparable under one secret."""
 ScaleOf = Callable[[LowRankUpdate], Float32]
 _ENCODINGS = {np.dtype("<f4"): Encoding.F32, np.dtype("<f2"): Encoding.F16, np.dtype("<u2"): Encoding.BF16}
 
@@ -88,9 +91,9 @@ def page_images(adapter: Adapter, page_bytes: int, scale_of: ScaleOf | None = No
 
 
 def adapter_digest(adapter: Adapter, page_bytes: int, scale_of: ScaleOf | None = None) -> bytes:
-    """What the content digest has to be."""
+    """What the content digest has to be, under the secret of `HASHER`."""
     images = page_images(adapter, page_bytes, scale_of)
-    pages = page_digests(np.frombuffer(b"".join(images), np.uint8).reshape(len(images), page_bytes))
+    pages = HASHER.digests(np.frombuffer(b"".join(images), np.uint8).reshape(len(images), page_bytes))
     return content_digest(shape_digest(adapter), page_bytes, pages)
 
 

@@ -24,7 +24,7 @@ from kvarto.core.errors import BadAdapter, UnsupportedAdapter
 from kvarto.core.strip_type import StripType
 from kvarto.models.convert import to_bfloat16
 from tests.adapters.bases import program_of
-from tests.adapters.held import MemoryFile
+from tests.adapters.held import HASHER, MemoryFile
 from tests.adapters.test_gguf_files import converted
 from tests.adapters.test_packer import BASES, EVERYTHING, MATRIX, PAGE_BYTES, check, packed, scale_of
 from tests.adapters.writer import ALL_LINEAR, Options, as_type, write_adapter
@@ -182,7 +182,7 @@ def test_adapters_of_other_types_have_other_digests_whatever_the_pages(page_byte
     written = write_adapter(tmp_path / "a", base, Options(ALL_LINEAR, rank=4))
     digests, sizes = [], []
     for codes in (None, *CODES):
-        files = AdapterFiles(base, [tmp_path], page_bytes, codes=codes)
+        files = AdapterFiles(base, [tmp_path], page_bytes, codes=codes, hasher=HASHER)
         found = files.find(written.folder)
         sizes.append(found.adapter.size_bytes)
         digests.append(packed(files, found, page_bytes)[1])

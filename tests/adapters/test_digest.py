@@ -10,19 +10,28 @@ import numpy as np
 import pytest
 
 from kvarto.adapters.digest import Digests
+from kvarto.adapters.page_hasher import PageHasher
 from kvarto.adapters.peft_files import open_peft_adapter
 from kvarto.adapters.source import AdapterFiles, FoundAdapter
 from kvarto.adapters.targets import targets_of
+from kvarto.core import _native
 from kvarto.core.errors import BadAdapter
 from tests.adapters.bases import program_of
-from tests.adapters.held import adapter_digest, held, update_values
+from tests.adapters.held import HASHER, adapter_digest, held, update_values
 from tests.adapters.writer import ALL_LINEAR, QV, Options, Written, as_type, write_adapter
 
 BASE = targets_of(program_of())
+STABLE = {
+    "POLYVAL": "39e1744b6fc78e707c87d96d28b8e32cdea8fa525fec3f91c08b7f462c39ab90",
+    "BLAKE3": "a8b1958f6179866bb1fad7f1fd764d6ed92cf18a5a931a4ed8fe3d2c409ad220",
+}
+"""By what pages were hashed with."""
 
 
-def files_of(written: Written) -> AdapterFiles:
-    return AdapterFiles(BASE, [written.folder.parent], 4096, scale_of=lambda update, values: values.magnitude)
+def files_of(written: Written, page_bytes: int = 4096, factor: float = 1, hasher: PageHasher = HASHER) -> AdapterFiles:
+    """`factor`: what the base makes of magnitudes."""
+    scale_of = lambda update, values: values.magnitude * np.float32(factor)  # noqa: E731
+    return AdapterFiles(BASE, [written.folder.parent], page_bytes, scale_of=scale_of, hasher=hasher)
 
 
 def read(files: AdapterFiles, found: FoundAdapter) -> Digests:
@@ -89,11 +98,23 @@ def test_every_value_and_token_counts(tmp_path: Path) -> None:
     assert len(seen) == 1 + len(written.tensors) - 1 + 3
 
 
-def test_a_digest_is_stable_across_releases(tmp_path: Path) -> None:
+@pytest.mark.parametrize("isa", _native.ops.isas())
+def test_under_one_secret_a_digest_is_stable_across_releases(isa: str, tmp_path: Path) -> None:
     """An engine that is replaced by a newer one goes on by it: changing what a digest covers needs a new VERSION."""
     written = write_adapter(tmp_path / "a", BASE, Options(("lm_head",), rank=1))
     written.tensors = {n: (d, np.full_like(a, 0.5)) for n, (d, a) in written.tensors.items()}
-    assert digest_of(written).hex() == ("a065ad013c52e784477b79c8ad0249f7acb65dd658d211855fb048ebdd2e8804")
+    hasher = PageHasher(bytes(range(48)), isa=isa)
+    files = files_of(written, hasher=hasher)
+    assert read(files, files.find(written.save())).content.hex() == STABLE[hasher.algorithm]
+
+
+def test_another_secret_gives_other_digests(tmp_path: Path) -> None:
+    written = write_adapter(tmp_path / "a", BASE, Options(ALL_LINEAR))
+    seen, hashers = set(), (HASHER, PageHasher(), PageHasher())
+    for files in (files_of(written, hasher=hasher) for hasher in hashers):
+        digests = read(files, files.find(written.folder))
+        seen |= {digests.content, *digests.pages}
+    assert len(seen) == 3 * (1 + len(digests.pages))
 
 
 def test_it_is_the_digest_of_what_the_files_hold(tmp_path: Path) -> None:
@@ -110,7 +131,7 @@ def test_pages_of_another_size_make_another_key(tmp_path: Path) -> None:
     written = write_adapter(tmp_path / "a", BASE, Options(ALL_LINEAR, use_dora=True))
     seen = set()
     for page_bytes in (2048, 4096, 1 << 20, 1 << 21):  # the last two: one page each, the larger with more zeros
-        files = AdapterFiles(BASE, [tmp_path], page_bytes, scale_of=lambda update, values: values.magnitude)
+        files = files_of(written, page_bytes)
         found = files.find(written.folder)
         seen.add(files.read(found, np.empty((found.num_pages, page_bytes), np.uint8)).content)
     assert len(seen) == 4
@@ -118,8 +139,7 @@ def test_pages_of_another_size_make_another_key(tmp_path: Path) -> None:
 
 def test_what_a_base_makes_of_magnitudes_is_part_of_what_an_adapter_does(tmp_path: Path) -> None:
     written = write_adapter(tmp_path / "a", BASE, Options(use_dora=True))
-    one = AdapterFiles(BASE, [tmp_path], 4096, scale_of=lambda update, values: values.magnitude)
-    two = AdapterFiles(BASE, [tmp_path], 4096, scale_of=lambda update, values: values.magnitude * np.float32(2))
+    one, two = files_of(written), files_of(written, factor=2)
     first, second = (read(files, files.find(written.folder)) for files in (one, two))
     assert first.content != second.content
     assert first.pages != second.pages

@@ -18,6 +18,7 @@ from kvarto.adapters.targets import targets_of
 from kvarto.core.errors import BadAdapter
 from kvarto.models.raw_file import FileIdentity
 from tests.adapters.bases import program_of
+from tests.adapters.held import HASHER
 from tests.adapters.writer import ALL_LINEAR, Options, Written, write_adapter
 
 BASE = targets_of(program_of())
@@ -50,7 +51,7 @@ def later() -> int:
 
 
 def files_of(folder: Path, now_ns: object = later) -> AdapterFiles:
-    return AdapterFiles(BASE, [folder], PAGE_BYTES, now_ns=now_ns)  # type: ignore[arg-type]
+    return AdapterFiles(BASE, [folder], PAGE_BYTES, now_ns=now_ns, hasher=HASHER)  # type: ignore[arg-type]
 
 
 def read(files: AdapterFiles, written: Written) -> tuple[Digests, bytes]:

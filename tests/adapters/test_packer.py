@@ -22,7 +22,7 @@ from kvarto.core import _native
 from kvarto.core.errors import BadAdapter
 from kvarto.core.strip_type import StripType
 from tests.adapters.bases import program_of
-from tests.adapters.held import MemoryFile, adapter_digest, held, page_images, update_values
+from tests.adapters.held import HASHER, MemoryFile, adapter_digest, held, page_images, update_values
 from tests.adapters.test_gguf_files import converted
 from tests.adapters.writer import ALL_LINEAR, QV, Options, Written, as_type, write_adapter
 
@@ -55,7 +55,7 @@ def packed(files: AdapterFiles, found: FoundAdapter, page_bytes: int = PAGE_BYTE
 
 
 def check(path: Path, base: BaseTargets, page_bytes: int = PAGE_BYTES, codes: StripType | None = None) -> None:
-    files = AdapterFiles(base, [path.parent], page_bytes, scale_of=scale_of, codes=codes)
+    files = AdapterFiles(base, [path.parent], page_bytes, scale_of=scale_of, codes=codes, hasher=HASHER)
     found = files.find(path)
     assert found.on_disk is not None
     adapter = held(OpenedAdapter(found.adapter, (found.on_disk.tensors_file,), b""))

@@ -17,6 +17,7 @@ from kvarto.core.clock import MonotonicClock
 from kvarto.core.errors import BadAdapter, KvartoError, UnsupportedAdapter
 from kvarto.memory.calls import Calls
 from tests.adapters.bases import program_of
+from tests.adapters.held import HASHER
 from tests.adapters.writer import Options, write_adapter
 
 PAGE = 4096
@@ -29,7 +30,7 @@ class World:
         self.base = targets_of(program_of())
         self.root = root
         self.calls = Calls(MonotonicClock())
-        self.files = AdapterFiles(self.base, [root], PAGE)
+        self.files = AdapterFiles(self.base, [root], PAGE, hasher=HASHER)
         self.gone: list[AdapterVersion] = []
         self.registry = Registry(self.files, self.calls, self.gone.append)
         self.errors: list[KvartoError | None] = []
@@ -135,7 +136,7 @@ def test_a_listed_adapter_is_opened_when_it_is_wanted_and_tried_again_after_it_f
 def test_files_that_lie_outside_the_named_folder_are_refused(world: World, tmp_path: Path) -> None:
     world.root = tmp_path / "inside"
     world.root.mkdir()
-    world.files = AdapterFiles(world.base, [world.root], PAGE)
+    world.files = AdapterFiles(world.base, [world.root], PAGE, hasher=HASHER)
     world.registry = Registry(world.files, world.calls, world.gone.append)
     outside = write_adapter(tmp_path / "outside", world.base).folder
     (world.root / "link").symlink_to(outside)

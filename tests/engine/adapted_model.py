@@ -42,8 +42,8 @@ class AdaptedBackend(HashBackend):
     def _bytes(self) -> NDArray[np.uint8]:
         return self._slots.view(np.uint8)
 
-    def write_page(self, page: int, data: NDArray[np.uint8]) -> None:
-        self._bytes[page, : len(data)] = data
+    def write_pages(self, pages: NDArray[np.int32], images: NDArray[np.uint8], which: NDArray[np.int32]) -> None:
+        self._bytes[pages, : images.shape[1]] = images[which]
 
     def bind_adapter(self, handle: int, adapter: BoundAdapter) -> None:
         assert handle not in self.bound, f"handle {handle} is bound twice"

@@ -133,10 +133,11 @@ class HashBackend:
         if source in self._images:
             self._images[target] = self._images[source]
 
-    def write_page(self, page: int, data: NDArray[np.uint8]) -> None:
-        assert 0 <= page < len(self._slots)
-        self._slots[page] = _CANARY
-        self._images[page] = data.tobytes()
+    def write_pages(self, pages: NDArray[np.int32], images: NDArray[np.uint8], which: NDArray[np.int32]) -> None:
+        for page, image in zip(pages.tolist(), which.tolist(), strict=True):
+            assert 0 <= page < len(self._slots)
+            self._slots[page] = _CANARY
+            self._images[page] = images[image].tobytes()
 
     def bind_adapter(self, handle: int, adapter: BoundAdapter) -> None:
         assert 0 <= handle < MAX_ADAPTERS

@@ -101,8 +101,8 @@ class Shelf:
         """Fill pages and bind; the handle."""
         count = num_pages(stream_bytes(adapter), self.page_bytes)
         pages = np.array([self.free.pop() for _ in range(count)], np.int32)
-        for page, image in zip(pages.tolist(), page_images(adapter, self.page_bytes, self._scale_of), strict=True):
-            self.backend.write_page(page, np.frombuffer(image, np.uint8))
+        images = np.frombuffer(b"".join(page_images(adapter, self.page_bytes, self._scale_of)), np.uint8)
+        self.backend.write_pages(pages, images.reshape(count, -1), np.arange(count, dtype=np.int32))
         handle = len(self.bound)
         self.backend.bind_adapter(handle, bind(bound_shape(adapter, self.base), pages, self.page_bytes))
         self.bound.append(pages)

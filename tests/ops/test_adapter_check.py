@@ -123,14 +123,19 @@ def test_handles_are_small_and_bound_once(llama: Opened, bound: BoundAdapter) ->
         llama.backend.unbind_adapter(4095)
 
 
-def test_a_page_is_written_from_its_start_and_keeps_its_rest(llama: Opened) -> None:
+def test_pages_are_written_from_their_start_and_keep_their_rest(llama: Opened) -> None:
     assert llama.backend.arena is not None
     region, page_bytes = llama.layout.pages, llama.layout.kv_format.page_bytes
-    before = llama.backend.arena.array.copy()
-    data = np.arange(100, dtype=np.uint8)
-    llama.backend.write_page(7, data)
-    before[region.offset + 7 * page_bytes :][:100] = data
-    np.testing.assert_array_equal(llama.backend.arena.array, before)
-    for page, size in ((-1, 1), (llama.layout.num_pages, 1), (0, page_bytes + 1)):
-        with pytest.raises(AssertionError):
-            llama.backend.write_page(page, np.zeros(size, np.uint8))
+    images = np.random.default_rng(1).integers(0, 256, (5, page_bytes), np.uint8)
+    for size in (1, 100, page_bytes - 1, page_bytes):
+        before = llama.backend.arena.array.copy()
+        pages, which = np.array([7, 0, llama.layout.num_pages - 1, 3], np.int32), np.array([4, 1, 1, 0], np.int32)
+        llama.backend.write_pages(pages, np.ascontiguousarray(images[:, :size]), which)
+        for page, image in zip(pages.tolist(), which.tolist(), strict=True):
+            before[region.offset + page * page_bytes :][:size] = images[image, :size]
+        np.testing.assert_array_equal(llama.backend.arena.array, before)
+    wrong = ((-1, 0, 1), (llama.layout.num_pages, 0, 1), (0, -1, 1), (0, 5, 1), (0, 0, page_bytes + 1))
+    for page, image, size in wrong:
+        pages, which = np.array([page], np.int32), np.array([image], np.int32)
+        with pytest.raises((AssertionError, ValueError)):
+            llama.backend.write_pages(pages, np.zeros((5, size), np.uint8), which)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
@@ -120,3 +121,20 @@ def test_a_fresh_engine_serves_the_same_adapters(up: Serving, http: httpx.Client
         time.sleep(0.05)
     assert text(http, "red") == expected
     assert text(http, "alias") == expected
+
+
+def test_an_answer_that_had_begun_goes_on_with_its_adapter_in_a_fresh_engine(up: Serving, http: httpx.Client) -> None:
+    """The digest of what it began with was made by the engine before: both have the server's secret."""
+    body = {"model": "red", "prompt": "Once", "max_tokens": 200, "temperature": 0, "ignore_eos": True}
+    expected = http.post("/v1/completions", json=body).json()["choices"][0]["text"]
+    (engine,) = up.engine_pids()
+    pieces: list[str] = []
+    with http.stream("POST", "/v1/completions", json=body | {"stream": True}) as response:
+        for line in response.iter_lines():
+            if not line.startswith("data: {"):
+                continue
+            if not pieces:
+                os.kill(engine, signal.SIGKILL)
+            pieces.append(json.loads(line[6:])["choices"][0]["text"])
+    assert "".join(pieces) == expected
+    assert up.engine_pids() != [engine]

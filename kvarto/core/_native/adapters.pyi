@@ -3,6 +3,11 @@
 import numpy as np
 from numpy.typing import NDArray
 
+def can_hash_pages(isa: str) -> bool: ...
+def hash_pages(
+    isa: str, point: bytes, pages: NDArray[np.uint8], page_bytes: int, hashes: NDArray[np.uint8]
+) -> None: ...
+
 class FileTensor:
     def __init__(
         self,

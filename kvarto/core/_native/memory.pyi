@@ -5,7 +5,14 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-def stream_copy(out: NDArray[np.uint8], source: NDArray[np.uint8]) -> None: ...
+def stream_pages(
+    out: NDArray[np.uint8],
+    page_bytes: int,
+    pages: NDArray[np.int32],
+    source: NDArray[np.uint8],
+    image_bytes: int,
+    images: NDArray[np.int32],
+) -> None: ...
 
 class PagePool:
     def __init__(self, num_pages: int) -> None: ...

@@ -141,13 +141,12 @@ class NativeBackend:
         page = opened.arena.view(start + source * size_bytes, size_bytes)
         opened.arena.view(start + target * size_bytes, size_bytes)[:] = page
 
-    def write_page(self, page: int, data: NDArray[np.uint8]) -> None:
-        """See `ops.base.Backend`."""
-        opened = self._open()
-        size_bytes, start = opened.layout.kv_format.page_bytes, opened.layout.pages.offset
-        assert 0 <= page < opened.layout.num_pages, f"page {page} of {opened.layout.num_pages}"
-        assert len(data) <= size_bytes, f"{len(data)} bytes for a page of {size_bytes}"
-        _native.memory.stream_copy(opened.arena.view(start + page * size_bytes, len(data)), data)
+    def write_pages(self, pages: NDArray[np.int32], images: NDArray[np.uint8], which: NDArray[np.int32]) -> None:
+        """See `ops.base.Backend`. One call without the interpreter's lock. Raises ValueError where one is not there."""
+        layout, arena = self._open().layout, self._open().arena
+        page_bytes = layout.kv_format.page_bytes
+        region = arena.view(layout.pages.offset, layout.num_pages * page_bytes)
+        _native.memory.stream_pages(region, page_bytes, pages, images, images.shape[1], which)
 
     def bind_adapter(self, handle: int, adapter: BoundAdapter) -> None:
         """See `ops.base.Backend`. Raises ValueError where it does not fit the program, the plan or the pool."""

@@ -143,13 +143,15 @@ class ReferenceBackend:
         memory, layout = self._opened()
         memory.copy_item(layout.pages, layout.kv_format.page_bytes, source, target)
 
-    def write_page(self, page: int, data: NDArray[np.uint8]) -> None:
+    def write_pages(self, pages: NDArray[np.int32], images: NDArray[np.uint8], which: NDArray[np.int32]) -> None:
         """See `ops.base.Backend`."""
         memory, layout = self._opened()
         size_bytes = layout.kv_format.page_bytes
-        assert 0 <= page < layout.num_pages, f"page {page} of {layout.num_pages}"
-        assert len(data) <= size_bytes, f"{len(data)} bytes for a page of {size_bytes}"
-        memory.write(layout.pages.offset + page * size_bytes, data)
+        assert images.shape[1] <= size_bytes, f"{images.shape[1]} bytes for a page of {size_bytes}"
+        for page, image in zip(pages.tolist(), which.tolist(), strict=True):
+            assert 0 <= page < layout.num_pages, f"page {page} of {layout.num_pages}"
+            assert 0 <= image < len(images), f"image {image} of {len(images)}"
+            memory.write(layout.pages.offset + page * size_bytes, images[image])
 
     def bind_adapter(self, handle: int, adapter: BoundAdapter) -> None:
         """See `ops.base.Backend`. Raises ValueError where it does not fit the program, the plan or the pool."""
