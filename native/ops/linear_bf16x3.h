@@ -6,9 +6,9 @@
 //   x = x0 + x1 + x2   each the nearest even to what is left, of the row
 //   w = w0 + w1 + w2   each cut off, of the weight; a float16 has two such parts, a bfloat16 is one
 //
-// Of the nine products of parts the six with the largest matter; the others are below 2^-24 of x · w together. Per group
-// of 32 columns, from the first to the last, and whatever the rows beside it and the thread, for (i, j) of w and x in
-// (0,2) (0,1) (1,1) (1,0) (0,0) (2,0):
+// Of the nine products of parts the six with the largest matter. The others are at most 2^-21 of x · w together, of either
+// sign, and about 2^-24 in the mean square: as much as one rounding. Per group of 32 columns, from the first to the last,
+// and whatever the rows beside it and the thread, for (i, j) of w and x in (0,2) (0,1) (1,1) (1,0) (0,0) (2,0):
 //
 //   even, odd = 0; for pairs of columns (k, k + 1), ascending: even = xj[k] wi[k] + even, odd = xj[k + 1] wi[k + 1] + odd
 //   sum = sum + (even + odd)
