@@ -23,7 +23,7 @@ GROUP = 32
 """Elements of a row that share a scale."""
 FEWEST_BF16_ROWS = 8
 PRODUCTS = ("f32", "int8", "bf16", "bf16x3")
-"""In the order of `enum class Products` in native/core; the first three are forms of rows too, as `enum class RowForm`."""
+"""In the order of `enum class Products` in native/core. The first three are forms of rows too: `enum class RowForm`."""
 
 _Narrower = Norm | GatedActivation | Activate | Attention | Gather
 """Ops that can write narrow rows."""
