@@ -21,7 +21,7 @@ namespace kvarto::KVARTO_ISA {
 
 namespace {
 
-constexpr int kLastTile = 7;
+constexpr int kLastTile = 7;            // of weights, where three tiles hold rows
 constexpr int32_t kChunk = 6;           // groups split together: 18 KiB per panel of float32
 constexpr int32_t kRowsAhead = 3;       // of sums, that are asked for with each group of a chunk
 constexpr int64_t kAhead = 1024;        // bytes that are asked for before their turn
@@ -42,12 +42,13 @@ public:
 
     // The parts of a group, in `out` unless they are in memory as they are.
     KVARTO_INLINE const WeightParts<kParts>* split(int32_t group, WeightParts<kParts>& out) const {
-        if constexpr (kIsInPlace) return reinterpret_cast<const WeightParts<kParts>*>(data_ + group * kGroupBytes);
-        unrolled<kGroup / 2>([&]<int i>() KVARTO_INLINE { split_pair<i>(group, out); });
-        return &out;
+        if constexpr (!kIsInPlace)
+            unrolled<kGroup / 2>([&]<int i>() KVARTO_INLINE { split_pair<i>(group, out); });
+        return parts(group, out);
     }
+    // The same of a group that was `split` before.
     KVARTO_INLINE const WeightParts<kParts>* parts(int32_t group, const WeightParts<kParts>& split) const {
-        return kIsInPlace ? reinterpret_cast<const WeightParts<kParts>*>(data_ + group * kGroupBytes) : &split;
+        return kIsInPlace ? reinterpret_cast<const WeightParts<kParts>*>(at(group)) : &split;
     }
     // Share i of `count` of the same. Lines are asked for `kAhead` bytes before their turn, behind this group those of the
     // `next` one that is split.
@@ -70,7 +71,7 @@ private:
     static constexpr bool kIsInPlace = format == Format::kBF16;
 
     template <int i> KVARTO_INLINE void split_pair(int32_t group, WeightParts<kParts>& out) const {
-        auto [first, second] = columns_at<format>(data_ + group * kGroupBytes + i * kPairBytes<format>);
+        auto [first, second] = columns_at<format>(at(group) + i * kPairBytes<format>);
         unrolled<kParts>([&]<int part>() KVARTO_INLINE {
             pair_of(first, second).store(out.parts[part].pairs + 64 * i);
             if constexpr (part + 1 < kParts) {
@@ -104,7 +105,7 @@ KVARTO_INLINE inline void multiply_group(const SumTiles<tiles, panels>& sums, in
 // The same of all rows in one tile: their parts stay in tiles for all panels, and weights pass through the last tile.
 template <int parts, size_t panels, class F>
 KVARTO_INLINE inline void multiply_group_of_few(const SumTiles<1, panels>& sums, int32_t group, int64_t part_bytes,
-                                         const WeightParts<parts>* const* weights, F f) {
+                                                const WeightParts<parts>* const* weights, F f) {
     static constexpr auto products = products_of<parts>();
     unrolled<kRowParts>([&]<int part>() KVARTO_INLINE {
         sums.template load_first_rows<kRowTile + part>(group, part * part_bytes);
@@ -147,11 +148,12 @@ void multiply_at_once(const std::array<PanelAt, panels>& at, const BF16x3Rows& r
         const bool is_end = coming + 1 == num_groups;
         const auto meanwhile = [&]<int i, int p>() KVARTO_INLINE {
             // Panels take turns by groups where rows are few, by products otherwise.
-            constexpr int follower = tiles > 1 ? p : (p + 1) % panels;
-            const bool is_same = tiles == 1 && p + 1 < panels;
-            const std::byte* next = is_same ? groups[follower].at(coming)
-                                    : is_end ? groups[follower].at(0) + to_next : groups[follower].at(coming + 1);
-            groups[p].template split_share<i, num_products<parts>()>(coming, weights[(group + 1) % 2][p], next);
+            const SplitGroups<format>& follower = groups[tiles > 1 ? p : (p + 1) % panels];
+            const bool is_in_turn = tiles == 1 && p + 1 < panels;
+            const std::byte* then = is_in_turn ? follower.at(coming)
+                                    : is_end   ? follower.at(0) + to_next
+                                               : follower.at(coming + 1);
+            groups[p].template split_share<i, num_products<parts>()>(coming, weights[(group + 1) % 2][p], then);
         };
         if constexpr (tiles == 1)
             multiply_group_of_few<parts>(sums, group, rows.part_bytes, here, meanwhile);
