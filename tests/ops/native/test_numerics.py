@@ -84,6 +84,24 @@ def test_float32_models_are_exact(activations: str) -> None:
     assert not numerics.forms
 
 
+@pytest.mark.parametrize("format", [WeightFormat.F32, WeightFormat.F16, WeightFormat.BF16])
+@pytest.mark.parametrize("activations", ["auto", "f32"])
+def test_floats_are_multiplied_in_parts_where_there_are_tiles(activations: str, format: WeightFormat) -> None:
+    program = program_of(LLAMA, format)
+    numerics = decide_numerics(program, activations, "amx")
+    linears = [op for op in program.ops if isinstance(op, Linear | Logits)]
+    whole = [op for op in linears if program.weights[op.weight].shape[-1] % 32 == 0]
+    assert whole, "no matrix of whole groups is asked about"
+    assert numerics.products_of == {op.out: "bf16x3" for op in whole}
+    assert numerics.is_exact
+    assert not numerics.is_plain
+    assert decide_numerics(program, activations, NO_TILES).is_plain
+
+
+def test_codes_with_float32_activations_keep_the_chain_of_every_set() -> None:
+    assert decide_numerics(program_of(LLAMA, WeightFormat.Q4_1), "f32", "amx").is_plain
+
+
 def test_int8_where_there_is_nothing_to_gain_is_refused() -> None:
     with pytest.raises(UsageError, match="--activations int8"):
         decide_numerics(program_of(LLAMA, WeightFormat.BF16), "int8", NO_TILES)
