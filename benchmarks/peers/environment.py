@@ -23,6 +23,11 @@ def pip_install(python: Path, packages: Sequence[str], environment: Mapping[str,
                    env=os.environ | (environment or {}))  # fmt: skip
 
 
+def pip_install_pinned(python: Path, packages: Sequence[str], constraints: Path) -> None:
+    """Of the versions in a file: into an environment that others use too."""
+    subprocess.run([python, "-m", "pip", "install", "--constraint", constraints, *packages], check=True)
+
+
 def pip_uninstall(python: Path, packages: Sequence[str]) -> None:
     """What an engine brings along and does not need."""
     subprocess.run([python, "-m", "pip", "uninstall", "--yes", *packages], check=True)

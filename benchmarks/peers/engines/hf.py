@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from benchmarks.peers.engines.base import AdapterUse, by_shim, package_versions
-from benchmarks.peers.environment import pip_install
+from benchmarks.peers.environment import pip_install_pinned
 from benchmarks.peers.folders import CHECKOUT, OUR_PYTHON, Folders
 from benchmarks.peers.launch import Launch
 
@@ -17,8 +17,9 @@ class Transformers:
     formats = ("bf16", "f32")
 
     def install(self, folders: Folders) -> None:
-        """Part of the development environment."""
-        pip_install(OUR_PYTHON, ["transformers>=5", "torch", "accelerate", "peft"])
+        """Part of the development environment, whose versions stay: a newer PyTorch brings gigabytes for GPUs along."""
+        packages = ["transformers", "torch", "accelerate", "peft"]
+        pip_install_pinned(OUR_PYTHON, packages, CHECKOUT / "constraints-dev.txt")
 
     def launch(self, folders: Folders, weights: str, port: int, flags: Sequence[str]) -> Launch:
         """Attention by PyTorch's fused kernel."""
