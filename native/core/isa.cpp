@@ -23,6 +23,9 @@ const Kernels& kernels();
 namespace avx512 {
 const Kernels& kernels();
 }
+namespace avx512_bf16 {
+const Kernels& kernels();
+}
 namespace amx {
 const Kernels& kernels();
 }
@@ -69,12 +72,14 @@ bool may_use_tiles() {
     return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
 }
 
+bool has_avx512_bf16() {
+    constexpr uint64_t kBf16 = bit(5), kVpclmul = bit(10);
+    return has_bits(cpuid(7, 1).eax, kBf16) && has_bits(cpuid(7, 0).ecx, kVpclmul);
+}
+
 bool has_amx() {
-    constexpr uint64_t kBf16 = bit(22), kTile = bit(24), kInt8 = bit(25), kAvx512Bf16 = bit(5), kVpclmul = bit(10);
-    constexpr uint64_t kTileStates = bit(17) | bit(18);
-    return has_bits(cpuid(7, 0).edx, kBf16 | kTile | kInt8) && has_bits(cpuid(7, 1).eax, kAvx512Bf16) &&
-           has_bits(cpuid(7, 0).ecx, kVpclmul) &&
-           has_bits(saved_states(), kTileStates) && may_use_tiles();
+    constexpr uint64_t kBf16 = bit(22), kTile = bit(24), kInt8 = bit(25), kTileStates = bit(17) | bit(18);
+    return has_bits(cpuid(7, 0).edx, kBf16 | kTile | kInt8) && has_bits(saved_states(), kTileStates) && may_use_tiles();
 }
 
 // A build may leave sets out: see KVARTO_ISAS in CMakeLists.txt.
@@ -84,6 +89,8 @@ std::vector<const Kernels*> find_kernels() {
     if constexpr (KVARTO_HAS_avx2) found.push_back(&avx2::kernels());
     if (!has_avx512()) return found;
     if constexpr (KVARTO_HAS_avx512) found.push_back(&avx512::kernels());
+    if (!has_avx512_bf16()) return found;
+    if constexpr (KVARTO_HAS_avx512_bf16) found.push_back(&avx512_bf16::kernels());
     if constexpr (KVARTO_HAS_amx)
         if (has_amx()) found.push_back(&amx::kernels());
     return found;

@@ -1,5 +1,5 @@
 // The table of kernels of one instruction set. Sources under ops/ are compiled once per set, each time in its own
-// namespace kvarto::KVARTO_ISA (portable, avx2, avx512, amx); `kernels.cpp` fills the table there.
+// namespace kvarto::KVARTO_ISA (portable, avx2, avx512, avx512_bf16, amx); `kernels.cpp` fills the table there.
 #pragma once
 
 #include "core/adapters.h"

@@ -8,6 +8,8 @@
 
 #include "ops/attention_amx.h"
 #include "ops/attention_exact.h"
+#include "ops/attention_pairs.h"
+#include "ops/attention_vectors.h"
 
 namespace kvarto::KVARTO_ISA {
 
@@ -178,8 +180,10 @@ int64_t attention_scratch_bytes(const HeadShape& heads, const AttentionLimits& l
 void attention(const AttentionOp& op, const StepView& step, Worker& worker) {
 #if defined(__AMX_BF16__)
     if (!op.exact) return Attention<FastPath>(op, step, worker).run();
+#elif defined(__AVX512BF16__)
+    if (!op.exact) return Attention<VectorPath<PairNumbers>>(op, step, worker).run();
 #endif
-    Attention<ExactPath>(op, step, worker).run();
+    Attention<VectorPath<ExactNumbers>>(op, step, worker).run();
 }
 
 }  // namespace kvarto::KVARTO_ISA

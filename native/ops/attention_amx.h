@@ -21,6 +21,7 @@
 
 #include "ops/attention_amx_few.h"
 #include "ops/attention_amx_softmax.h"
+#include "ops/attention_bf16.h"
 #include "ops/attention_keys.h"
 #include "ops/attention_rows.h"
 #include "ops/softcap.h"
@@ -38,22 +39,6 @@ struct alignas(64) TileShapes {
         for (int tile = 0; tile < 3; ++tile) row_bytes[tile] = static_cast<uint16_t>(4 * num_queries);
     }
 };
-
-// Elements [first, first + 32) of a token as bfloat16; 0 behind the head's end, and where there is no key.
-template <KVType kType>
-inline __m512i load_bf16(const TileTokens& tokens, int32_t key, int32_t first, int32_t head_dim) {
-    if constexpr (kType == KVType::kBF16) {
-        const std::byte* token = tokens.token[key];
-        if (token == nullptr) return _mm512_setzero_si512();
-        if (first + 32 <= head_dim) return _mm512_loadu_si512(token + 2 * first);
-        return _mm512_maskz_loadu_epi16((1U << (head_dim - first)) - 1, token + 2 * first);
-    } else {
-        const F32x16 low = load_token<kType>(tokens, key, first, head_dim);
-        const bool is_last = first + 16 >= head_dim;
-        const F32x16 high = is_last ? F32x16::zero() : load_token<kType>(tokens, key, first + 16, head_dim);
-        return _mm512_castps_si512(bf16_pair(low.v, high.v));
-    }
-}
 
 class FastPath {
 public:
@@ -120,13 +105,7 @@ public:
     }
 
     const float* in_order(const float* values, float* out) const {
-        const __m512i first = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
-        const __m512i last = _mm512_add_epi32(first, _mm512_set1_epi32(8));
-        for (int32_t i = 0; i < width_; i += 32) {
-            const __m512 low = _mm512_load_ps(values + i), high = _mm512_load_ps(values + i + 16);
-            _mm512_store_ps(out + i, _mm512_permutex2var_ps(low, first, high));
-            _mm512_store_ps(out + i + 16, _mm512_permutex2var_ps(low, last, high));
-        }
+        put_in_order(values, width_, out);
         return out;
     }
 
@@ -261,12 +240,6 @@ private:
             for (int32_t i = 0; i < 2 * width_; i += 64, out += 64)
                 store_pairs(_mm512_loadu_si512(even + i), _mm512_loadu_si512(odd + i), out);
         }
-    }
-
-    // Words of two tokens alternate. Of 32 dims, dims 0..3, 8..11, 16..19 and 24..27 come first.
-    static void store_pairs(__m512i even, __m512i odd, uint16_t* out) {
-        _mm512_store_si512(out, _mm512_unpacklo_epi16(even, odd));
-        _mm512_store_si512(out + 32, _mm512_unpackhi_epi16(even, odd));
     }
 
     // Queries as a product wants them: for 32 dims, 16 rows of N pairs. Kept while the rows stay the same.

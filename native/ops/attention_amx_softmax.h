@@ -13,27 +13,13 @@
 #include <limits>
 
 #include "core/rows.h"
+#include "ops/attention_bf16.h"
+#include "ops/attention_factors.h"
 #include "ops/transpose16.h"
 
 namespace kvarto::KVARTO_ISA {
 
 inline constexpr int32_t kStripKeys = 128;
-
-// 2^x for x up to 0, exactly 1 at 0 and 0 at -inf: 2^floor(x) times a polynomial of what is left, in [0, 1). To 1e-4
-// for weights, which keep eight bits, and to 1e-7 for factors; least relative error, by Lawson's iteration.
-template <class... Coefficients> inline __m512 exp2_of(__m512 x, float last, Coefficients... lower) {
-    const __m512 rest = _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF);
-    __m512 p = _mm512_set1_ps(last);
-    ((p = _mm512_fmadd_ps(p, rest, _mm512_set1_ps(lower))), ...);
-    return _mm512_scalef_ps(p, x);  // takes the floor by itself
-}
-inline __m512 weight_of(__m512 x) { return exp2_of(x, 0.077067042F, 0.227644991F, 0.695116786F, 1.0F); }
-
-struct FastFactor {
-    F32x16 operator()(F32x16 x) const {
-        return {exp2_of(x.v, 1.86713007e-3F, 9.01703032e-3F, 5.57999131e-2F, 0.24016445F, 0.693151312F, 1.0F)};
-    }
-};
 
 // The queries of a block, one to a lane, N of them again and again.
 template <int N> struct QueryLanes {
@@ -89,10 +75,6 @@ template <int N> inline __m512 largest_scores(const float* scores, int32_t num_k
     if constexpr (N <= 8) all = _mm512_max_ps(all, swap_halves(all));
     if constexpr (N <= 4) all = _mm512_max_ps(all, swap_quarters(all));
     return all;
-}
-
-inline __m512 bf16_pair(__m512 low, __m512 high) {
-    return _mm512_castsi512_ps(reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(high, low)));
 }
 
 // Words of a pair of vectors, [key][query], to [query][key].

@@ -264,22 +264,49 @@ inline void store_i8(I32x16 a, int8_t* p) {
 
 #endif
 
-// Sum of the lanes, always in the same order: halves, quarters, pairs, one.
+// The lanes by `f`, always in the same order: halves, quarters, pairs, one.
+#if defined(__AVX2__)
+
+struct Halves {
+    __m256 low, high;
+#if defined(__AVX512F__)
+    explicit Halves(F32x16 a) : low(_mm512_castps512_ps256(a.v)), high(_mm512_extractf32x8_ps(a.v, 1)) {}
+#else
+    explicit Halves(F32x16 a) : low(a.lo), high(a.hi) {}
+#endif
+};
+
+template <class F8, class F4> inline float folded(F32x16 a, F8 f8, F4 f4) {
+    const Halves halves(a);
+    const __m256 eight = f8(halves.low, halves.high);
+    const __m128 four = f4(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+    const __m128 two = f4(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(f4(two, _mm_movehdup_ps(two)));
+}
+
 inline float sum(F32x16 a) {
+    return folded(a, [](__m256 x, __m256 y) { return _mm256_add_ps(x, y); },
+                  [](__m128 x, __m128 y) { return _mm_add_ps(x, y); });
+}
+inline float largest(F32x16 a) {
+    return folded(a, [](__m256 x, __m256 y) { return _mm256_max_ps(x, y); },
+                  [](__m128 x, __m128 y) { return _mm_max_ps(x, y); });
+}
+
+#else
+
+template <class F> inline float folded(F32x16 a, F f) {
     float lanes[16];
     a.store(lanes);
     for (int width = 8; width > 0; width /= 2)
-        for (int i = 0; i < width; ++i) lanes[i] += lanes[i + width];
+        for (int i = 0; i < width; ++i) lanes[i] = f(lanes[i], lanes[i + width]);
     return lanes[0];
 }
 
-inline float largest(F32x16 a) {
-    float lanes[16];
-    a.store(lanes);
-    for (int width = 8; width > 0; width /= 2)
-        for (int i = 0; i < width; ++i) lanes[i] = lanes[i] > lanes[i + width] ? lanes[i] : lanes[i + width];
-    return lanes[0];
-}
+inline float sum(F32x16 a) { return folded(a, [](float x, float y) { return x + y; }); }
+inline float largest(F32x16 a) { return folded(a, [](float x, float y) { return x > y ? x : y; }); }
+
+#endif
 
 // e^x to within 2 ulp; x is clamped to [-87.33, 88.37] first, so nothing becomes 0 or infinite; NaN stays NaN.
 // x = n ln 2 + r (Cody and Waite's two-part ln 2), and a polynomial of r.

@@ -20,7 +20,7 @@ from kvarto.ops.adapter_check import AdapterCheck
 from kvarto.ops.native.adapters import NativeShapes
 from kvarto.ops.native.compile import compile_program
 from kvarto.ops.native.isa import arithmetic, choose_isa
-from kvarto.ops.native.numerics import Numerics, decide_numerics
+from kvarto.ops.native.numerics import BF16_ISAS, Numerics, decide_numerics
 from kvarto.ops.native.scratch import ScratchSizes
 from kvarto.ops.native.weight_formats import kept_format
 
@@ -63,7 +63,7 @@ class NativeBackend:
         """Nothing is lost by paging where all is float32; else half of its bytes, in the type that is fastest here."""
         if self._numerics(program).is_exact:
             return DType.F32
-        return DType.BF16 if self._isa == "amx" else DType.F16
+        return DType.BF16 if self._isa in BF16_ISAS else DType.F16
 
     def weight_format(self, file_format: str) -> WeightFormat | None:
         """See `ops.base.Backend`."""

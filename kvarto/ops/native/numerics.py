@@ -19,6 +19,8 @@ from kvarto.core.program import Program
 
 TILES_ISA = "amx"
 """The instruction set that has matrix tiles."""
+BF16_ISAS = ("avx512_bf16", TILES_ISA)
+"""Those that multiply pairs of bfloat16: what attention then computes in, where not all is float32."""
 GROUP = 32
 """Elements of a row that share a scale."""
 FEWEST_BF16_ROWS = 8

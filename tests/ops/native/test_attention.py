@@ -18,6 +18,7 @@ from kvarto.core.kv_format import KVFormat
 from kvarto.core.ops import HeadShape
 from kvarto.core.step import Step
 from kvarto.core.units import ceil_div
+from kvarto.ops.native.numerics import BF16_ISAS
 from tests.ops.native.paged_ops import ISAS, Array, Limits, PagedOps
 from tests.ops.one_op import assert_same_bits
 from tests.ops.steps import paged_step
@@ -29,7 +30,8 @@ SETTINGS_HERE = SETTINGS | {
     "bf16 96": Setting(HeadShape(7, 1, 96), kv_dtype=DType.BF16, softcap=5.0),
 }
 FAST = ("smollm", "bf16", "bf16 96", "f16 wide", "bf16 window", "one group", "many queries", "short window")
-HAS_TILES = "amx" in ISAS
+FAST_ISAS = [isa for isa in ISAS if isa in BF16_ISAS]
+"""Sets that compute in pairs of bfloat16 where not all is to be exact."""
 each_isa = pytest.mark.parametrize("isa", ISAS)
 Outputs = dict[tuple[int, int], Array]
 """The output row by (sequence, position)."""
@@ -117,16 +119,16 @@ def test_exact_equals_plain_attention(isa: str, name: str) -> None:
         np.testing.assert_allclose(_stacked(got), _plain(setting, sequences, chunks), rtol=0, atol=5e-6)
 
 
-@pytest.mark.skipif(not HAS_TILES, reason="no tiles here")
+@pytest.mark.parametrize("isa", FAST_ISAS)
 @pytest.mark.parametrize("name", FAST)
 @pytest.mark.parametrize("page_size", [8, 16, 256])
-def test_fast_is_near_plain_attention(name: str, page_size: int) -> None:
+def test_fast_is_near_plain_attention(isa: str, name: str, page_size: int) -> None:
     setting = SETTINGS_HERE[name]
     rng = np.random.default_rng(6)
     lengths = [1, 63, 64, 65, 300, 1100]
     sequences = _random(rng, lengths, setting)
     chunks = [Chunk(s, max(0, length - int(rng.choice([1, 2, 40]))), length) for s, length in enumerate(lengths)]
-    got = _stacked(attend(Way("amx", page_size, 2, is_exact=False), setting, sequences, chunks))
+    got = _stacked(attend(Way(isa, page_size, 2, is_exact=False), setting, sequences, chunks))
     error = got - _plain(setting, sequences, chunks)
     # Each of queries, keys, weights and values is rounded to 2^-9 of itself, of up to 4; errors are independent.
     assert np.abs(error).max() < 4e-2
@@ -134,10 +136,10 @@ def test_fast_is_near_plain_attention(name: str, page_size: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["f16", "bf16"])
-def test_fast_is_exact_where_there_are_no_tiles(name: str) -> None:
+def test_fast_is_exact_where_there_are_no_pairs(name: str) -> None:
     setting = SETTINGS_HERE[name]
     sequences = _random(np.random.default_rng(7), [130], setting)
-    for isa in set(ISAS) - {"amx"}:
+    for isa in set(ISAS) - set(FAST_ISAS):
         fast, exact = (attend(Way(isa, is_exact=e), setting, sequences, [Chunk(0, 100, 130)]) for e in (False, True))
         assert_same_bits(_stacked(fast), _stacked(exact))
 
@@ -153,7 +155,7 @@ def test_sets_with_fused_multiply_add_give_the_same_bits(name: str) -> None:
         assert_same_bits(other, first)
 
 
-WAYS = [(isa, is_exact) for isa in ISAS for is_exact in (True, False) if is_exact or isa == "amx"]
+WAYS = [(isa, is_exact) for isa in ISAS for is_exact in (True, False) if is_exact or isa in FAST_ISAS]
 each_way = pytest.mark.parametrize(("isa", "is_exact"), WAYS)
 
 
