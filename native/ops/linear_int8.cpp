@@ -17,7 +17,8 @@ void stage_row(const QuantisedRow& row, int32_t num_groups, int32_t i, StagedGro
         std::memcpy(tile[group].codes[i], row.codes + kGroup * group, kGroup);
         tile[group].scales[i] = row.scales[group];
         tile[group].sums[i] = row.sums[group];
-        tile[group].is_fine |= row.is_fine[group] != 0;
+        std::memcpy(tile[group].code_sums[i], row.code_sums + 2 * group, sizeof tile[group].code_sums[i]);
+        tile[group].fine_rows |= static_cast<uint16_t>((row.is_fine[group] != 0) << i);
     }
 }
 
@@ -25,16 +26,20 @@ void clear_row(int32_t num_groups, int32_t i, StagedGroup* tile) {
     for (int32_t group = 0; group < num_groups; ++group) {
         std::memset(tile[group].codes[i], 0, kGroup);
         tile[group].scales[i] = tile[group].sums[i] = 0.0F;
+        tile[group].code_sums[i][0] = tile[group].code_sums[i][1] = 0;
     }
 }
 
 // Once all rows are known.
 void stage_fine_codes(const Int8Rows& rows, int32_t first_row, int32_t group, StagedGroup& out) {
     std::memset(out.fine_codes, 0, sizeof out.fine_codes);
+    std::memset(out.fine_sums, 0, sizeof out.fine_sums);
     for (int32_t i = 0; i < 16; ++i) out.scales[i] *= 1.0F / kFineSteps;
     for (int32_t i = 0; i < std::min(16, rows.num_rows - first_row); ++i) {
         const QuantisedRow row = rows.row(first_row + i);
-        if (row.is_fine[group]) std::memcpy(out.fine_codes[i], row.fine_codes + kGroup * group, kGroup);
+        if (!row.is_fine[group]) continue;
+        std::memcpy(out.fine_codes[i], row.fine_codes + kGroup * group, kGroup);
+        std::memcpy(out.fine_sums[i], row.fine_sums + 2 * group, sizeof out.fine_sums[i]);
     }
 }
 
@@ -77,7 +82,7 @@ bool uses_tiles(int32_t num_rows) { return kHasTiles && num_rows >= kFewRows; }
 void stage_rows(const Int8Rows& rows, int32_t tile) {
     const int32_t num_groups = rows.x.width / kGroup;
     StagedGroup* out = reinterpret_cast<StagedGroup*>(rows.staged) + tile * num_groups;
-    for (int32_t group = 0; group < num_groups; ++group) out[group].is_fine = false;
+    for (int32_t group = 0; group < num_groups; ++group) out[group].fine_rows = 0;
     for (int32_t i = 0; i < 16; ++i) {
         const int32_t row = 16 * tile + i;
         if (row < rows.num_rows)
@@ -86,7 +91,7 @@ void stage_rows(const Int8Rows& rows, int32_t tile) {
             clear_row(num_groups, i, out);
     }
     for (int32_t group = 0; group < num_groups; ++group)
-        if (out[group].is_fine) stage_fine_codes(rows, 16 * tile, group, out[group]);
+        if (out[group].fine_rows != 0) stage_fine_codes(rows, 16 * tile, group, out[group]);
 }
 
 void multiply_panels(const Part& part, const Int8Rows& rows, int32_t first, int32_t last) {

@@ -20,10 +20,12 @@ namespace kvarto {
 // those of others are 0, and the scales are 128ths.
 struct alignas(64) StagedGroup {
     int8_t codes[16][kGroup];
-    int8_t fine_codes[16][kGroup];
     float scales[16];
     float sums[16];
-    bool is_fine;
+    int16_t code_sums[16][2];
+    int16_t fine_sums[16][2];
+    int8_t fine_codes[16][kGroup];
+    uint16_t fine_rows;  // bit i: row i has fine codes
 };
 
 // Bytes that `stage_rows` fills for up to `num_rows` rows: a copy of the rows in tiles of sixteen.

@@ -9,10 +9,10 @@ namespace kvarto::KVARTO_ISA {
 // With vector instructions, straight from the rows; for few rows, and on sets without tiles for any number.
 void multiply_panels_by_rows(const Part& part, const Int8Rows& rows, int32_t first, int32_t last);
 
-// With matrix tiles of sixteen staged rows. Only where `kHasTiles`.
+// In tiles of sixteen staged rows. Only where `kHasTiles`.
 void multiply_panels_by_tiles(const Part& part, const Int8Rows& rows, int32_t first, int32_t last);
 
-#if defined(__AMX_INT8__)
+#if defined(__AVX512VNNI__)
 inline constexpr bool kHasTiles = true;
 #else
 inline constexpr bool kHasTiles = false;
