@@ -44,6 +44,11 @@ struct OutTile {
     int32_t num_rows;
     __mmask16 lanes;
 
+    // Stores leave in order, so each would wait for a line that is not near.
+    void ask_for() const {
+        for (int32_t i = 0; i < num_rows; ++i) __builtin_prefetch(out + i * stride, 1);
+    }
+
     void load(__m512 (&totals)[16]) const {
 #pragma GCC unroll 16
         for (int i = 0; i < 16; ++i)
@@ -70,6 +75,7 @@ template <Format format> void multiply_panel(const Part& part, const Int8Rows& r
         for (int32_t tile = 0; tile < rows.num_tiles(); ++tile) {
             const OutTile out{rows.out + 16 * tile * rows.out_stride + first_lane, rows.out_stride,
                               std::min(rows.num_rows - 16 * tile, 16), lanes};
+            out.ask_for();
             __m512 totals[16] = {};
             if (first > 0) out.load(totals);
             add_groups<format>(staged + tile * num_groups + first, weights, last - first, totals);

@@ -56,42 +56,61 @@ float largest_magnitude(F32x16 a, F32x16 b) {
 
 #endif
 
+// The codes of a group, and sums of them. In a register: bytes that were just stored in two parts would be waited for.
+class Codes {
+public:
 #if defined(__AVX2__)
 
-// Sums of codes 0..15 and 16..31: unsigned differences from -128, summed by eights.
-void sum_codes(const int8_t* codes, int16_t* sums) {
-    const __m256i signs = _mm256_set1_epi8(-128);
-    const __m256i shifted = _mm256_xor_si256(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes)), signs);
-    const __m256i eights = _mm256_sad_epu8(shifted, _mm256_setzero_si256());
-    const __m256i sixteens = _mm256_add_epi32(eights, _mm256_shuffle_epi32(eights, 0b01001110));
-    sums[0] = static_cast<int16_t>(_mm256_extract_epi32(sixteens, 0) - 16 * 128);
-    sums[1] = static_cast<int16_t>(_mm256_extract_epi32(sixteens, 4) - 16 * 128);
-}
+    Codes(I32x16 low, I32x16 high) : codes_(_mm256_set_m128i(to_i8(high), to_i8(low))) {}
 
-int32_t sum_magnitudes(const int8_t* codes) {
-    const __m256i magnitudes = _mm256_abs_epi8(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes)));
-    const __m256i eights = _mm256_sad_epu8(magnitudes, _mm256_setzero_si256());
-    const __m128i pairs = _mm_add_epi32(_mm256_castsi256_si128(eights), _mm256_extracti128_si256(eights, 1));
-    return _mm_cvtsi128_si32(pairs) + _mm_extract_epi32(pairs, 2);
-}
+    void store(int8_t* out) const { _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), codes_); }
+
+    // Of codes 0..15 and 16..31: unsigned differences from -128, summed by eights.
+    void store_sums(int16_t* sums) const {
+        const __m256i shifted = _mm256_xor_si256(codes_, _mm256_set1_epi8(-128));
+        const __m256i eights = _mm256_sad_epu8(shifted, _mm256_setzero_si256());
+        const __m256i sixteens = _mm256_add_epi32(eights, _mm256_shuffle_epi32(eights, 0b01001110));
+        sums[0] = static_cast<int16_t>(_mm256_extract_epi32(sixteens, 0) - 16 * 128);
+        sums[1] = static_cast<int16_t>(_mm256_extract_epi32(sixteens, 4) - 16 * 128);
+    }
+
+    int32_t sum_of_magnitudes() const {
+        const __m256i eights = _mm256_sad_epu8(_mm256_abs_epi8(codes_), _mm256_setzero_si256());
+        const __m128i pairs = _mm_add_epi32(_mm256_castsi256_si128(eights), _mm256_extracti128_si256(eights, 1));
+        return _mm_cvtsi128_si32(pairs) + _mm_extract_epi32(pairs, 2);
+    }
+
+private:
+    __m256i codes_;
 
 #else
 
-void sum_codes(const int8_t* codes, int16_t* sums) {
-    for (int half = 0; half < 2; ++half) {
-        int32_t total = 0;
-        for (int i = 0; i < 16; ++i) total += codes[16 * half + i];
-        sums[half] = static_cast<int16_t>(total);
+    Codes(I32x16 low, I32x16 high) {
+        store_i8(low, codes_);
+        store_i8(high, codes_ + 16);
     }
-}
 
-int32_t sum_magnitudes(const int8_t* codes) {
-    int32_t total = 0;
-    for (int i = 0; i < kGroup; ++i) total += std::abs(codes[i]);
-    return total;
-}
+    void store(int8_t* out) const { std::memcpy(out, codes_, kGroup); }
+
+    void store_sums(int16_t* sums) const {
+        for (int half = 0; half < 2; ++half) {
+            int32_t total = 0;
+            for (int i = 0; i < 16; ++i) total += codes_[16 * half + i];
+            sums[half] = static_cast<int16_t>(total);
+        }
+    }
+
+    int32_t sum_of_magnitudes() const {
+        int32_t total = 0;
+        for (const int8_t code : codes_) total += std::abs(code);
+        return total;
+    }
+
+private:
+    int8_t codes_[kGroup];
 
 #endif
+};
 
 void fill_group(QuantisedRow out, float scale) {
     std::memset(out.codes, 0, kGroup);
@@ -103,9 +122,9 @@ void fill_group(QuantisedRow out, float scale) {
 // What rounding left of x / scale, and the sum of both kinds of codes in steps of fine ones.
 int32_t add_fine_codes(F32x16 low_left, F32x16 high_left, QuantisedRow out) {
     const F32x16 steps = F32x16::set1(kFineSteps);
-    store_i8(to_i32(low_left * steps), out.fine_codes);
-    store_i8(to_i32(high_left * steps), out.fine_codes + 16);
-    sum_codes(out.fine_codes, out.fine_sums);
+    const Codes codes(to_i32(low_left * steps), to_i32(high_left * steps));
+    codes.store(out.fine_codes);
+    codes.store_sums(out.fine_sums);
     return kFineSteps * (out.code_sums[0] + out.code_sums[1]) + out.fine_sums[0] + out.fine_sums[1];
 }
 
@@ -116,11 +135,11 @@ void quantise_group(const float* x, QuantisedRow out) {
     if (largest < kLeast) return fill_group(out, 0.0F);
     const F32x16 inverse = F32x16::set1(127.0F / largest), low = x_low * inverse, high = x_high * inverse;
     const I32x16 low_codes = to_i32(low), high_codes = to_i32(high);
-    store_i8(low_codes, out.codes);
-    store_i8(high_codes, out.codes + 16);
-    sum_codes(out.codes, out.code_sums);
+    const Codes codes(low_codes, high_codes);
+    codes.store(out.codes);
+    codes.store_sums(out.code_sums);
     auto total = static_cast<float>(out.code_sums[0] + out.code_sums[1]);
-    *out.is_fine = sum_magnitudes(out.codes) < kFineBelow;
+    *out.is_fine = codes.sum_of_magnitudes() < kFineBelow;
     if (*out.is_fine) {
         const int32_t steps = add_fine_codes(low - to_f32(low_codes), high - to_f32(high_codes), out);
         total = static_cast<float>(steps) * (1.0F / kFineSteps);

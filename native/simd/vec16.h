@@ -71,9 +71,8 @@ template <int N> I32x16 shift_left(I32x16 a) { return {_mm512_slli_epi32(a.v, N)
 // Logical: zeros come in from the left.
 template <int N> I32x16 shift_right(I32x16 a) { return {_mm512_srli_epi32(a.v, N)}; }
 // The low bytes of the lanes, saturated to [-128, 127].
-inline void store_i8(I32x16 a, int8_t* p) {
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtsepi32_epi8(a.v));
-}
+inline __m128i to_i8(I32x16 a) { return _mm512_cvtsepi32_epi8(a.v); }
+inline void store_i8(I32x16 a, int8_t* p) { _mm_storeu_si128(reinterpret_cast<__m128i*>(p), to_i8(a)); }
 
 #elif defined(__AVX2__)
 
@@ -146,11 +145,11 @@ inline I32x16 operator&(I32x16 a, I32x16 b) { return {_mm256_and_si256(a.lo, b.l
 inline I32x16 operator|(I32x16 a, I32x16 b) { return {_mm256_or_si256(a.lo, b.lo), _mm256_or_si256(a.hi, b.hi)}; }
 template <int N> I32x16 shift_left(I32x16 a) { return {_mm256_slli_epi32(a.lo, N), _mm256_slli_epi32(a.hi, N)}; }
 template <int N> I32x16 shift_right(I32x16 a) { return {_mm256_srli_epi32(a.lo, N), _mm256_srli_epi32(a.hi, N)}; }
-inline void store_i8(I32x16 a, int8_t* p) {
+inline __m128i to_i8(I32x16 a) {
     const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(a.lo, a.hi), 0b11011000);
-    const __m128i bytes = _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), bytes);
+    return _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
 }
+inline void store_i8(I32x16 a, int8_t* p) { _mm_storeu_si128(reinterpret_cast<__m128i*>(p), to_i8(a)); }
 
 #else
 
