@@ -83,7 +83,9 @@ inline void multiply(const float* a, int64_t a_stride, const float* b, int64_t b
     for (; v + kBlockVectors <= num_vectors; v += kBlockVectors)
         multiply_block<Numbers, R, kBlockVectors>(a, a_stride, b + 16 * v, b_stride, first, end, c + 16 * v, c_stride,
                                                   ahead);
-    for (; v < num_vectors; ++v)
+    for (; v + 2 <= num_vectors; v += 2)
+        multiply_block<Numbers, R, 2>(a, a_stride, b + 16 * v, b_stride, first, end, c + 16 * v, c_stride, ahead);
+    if (v < num_vectors)
         multiply_block<Numbers, R, 1>(a, a_stride, b + 16 * v, b_stride, first, end, c + 16 * v, c_stride, ahead);
 }
 
@@ -191,8 +193,9 @@ private:
         begin = std::max(begin, 0), end = std::min(end, kTileKeys);
         if (begin >= end) return;
         std::fill_n(scores_, num_rows * kTileKeys, 0.0F);
-        multiply<Numbers>(queries_ + row * num_items_, num_items_, keys_, kTileKeys, 0, Numbers::num_used_items(dim_),
-                          scores_, kTileKeys, num_rows, kTileKeys / 16, ahead_);
+        const int32_t first = begin / 16 * 16, num_vectors = (end - first + 15) / 16;
+        multiply<Numbers>(queries_ + row * num_items_, num_items_, keys_ + first, kTileKeys, 0,
+                          Numbers::num_used_items(dim_), scores_ + first, kTileKeys, num_rows, num_vectors, ahead_);
         for (int32_t r = 0; r < num_rows; ++r)
             weigh(scores_ + r * kTileKeys, rows.first_key[row + r] - first_key, rows.end_key[row + r] - first_key,
                   row + r, sums);
