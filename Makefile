@@ -60,7 +60,8 @@ SANITIZED_TESTS ?= tests/ops/native tests/ops/test_adapters.py tests/ops/test_ad
     tests/ops/test_coded_adapters.py tests/adapters/test_packer.py tests/adapters/test_coded_packer.py \
     tests/adapters/test_page_hasher.py tests/memory/test_page_pool.py tests/memory/test_exact_offsets.py
 # Instruction sets, `;` between them, beside the portable one, which is always there. Each costs minutes to build.
-SANITIZED_ISAS ?= $(if $(shell grep -m1 -o avx512_vnni /proc/cpuinfo 2>/dev/null),avx512,portable)
+cpu_has = $(shell grep -qsw $(1) /proc/cpuinfo && echo yes)
+SANITIZED_ISAS ?= $(if $(call cpu_has,avx512_bf16),avx512_bf16,$(if $(call cpu_has,avx512_vnni),avx512,portable))
 SANITIZERS := address undefined thread
 # One after the other, one compiler at a time, so that the machine stays usable meanwhile.
 sanitize:
