@@ -14,6 +14,8 @@ namespace kvarto::KVARTO_ISA {
 
 namespace {
 
+constexpr int32_t kBlocksAhead = 2;  // of strips of B
+
 // One column of a strip; of codes, one of the columns of its block.
 float value_at(const Adapter& adapter, const Strips& strips, int32_t strip, int32_t column) {
     const int32_t inside = column % block_columns(strips.type);
@@ -86,13 +88,13 @@ ExpandSpan expand_of(StripType type, bool is_one) {
     __builtin_unreachable();
 }
 
-// Strips that come next are asked for while the present ones are multiplied: B is read in short runs, which the
-// machine's own prefetching does not foresee.
+// Strips that come next are asked for while the present ones are multiplied: runs of them are short, and the machine's own
+// prefetching does not foresee them. Into the second-level cache, whose lines on their way are more than the first's.
 void ask_for(const Adapter& adapter, const Strips& strips, int32_t first, int32_t column, int32_t count) {
     const int32_t last = std::min(first + kStripBlock, strips.num_strips);
     for (int32_t strip = first; strip < last; ++strip)
         if (const std::byte* span = adapter.at(strips.place(strip, column), strips.bytes(count)))
-            for (int64_t byte = 0; byte < strips.bytes(count); byte += 64) __builtin_prefetch(span + byte);
+            for (int64_t byte = 0; byte < strips.bytes(count); byte += 64) __builtin_prefetch(span + byte, 0, 2);
 }
 
 void expand_rows(const AdapterWork& work, const Adapter& adapter, const AdapterSpan& span, int32_t place, int32_t count) {
@@ -104,7 +106,7 @@ void expand_rows(const AdapterWork& work, const Adapter& adapter, const AdapterS
     const ExpandSpan expand = expand_of(span_type(update.b.type), rows.size() == 1);
     for (int32_t first = 0; first < update.rank(); first += kStripBlock) {
         const int32_t num = std::min(kStripBlock, update.rank() - first);
-        ask_for(adapter, update.b, first + kStripBlock, span.column, span.count);
+        ask_for(adapter, update.b, first + kBlocksAhead * kStripBlock, span.column, span.count);
         strips.find(adapter, update.b, first, num, span.column, span.count);
         for (int32_t r = 0; r < rows.num; ++r) {
             const float* sums = sums_of(work, update, place + r) + first;
@@ -116,19 +118,34 @@ void expand_rows(const AdapterWork& work, const Adapter& adapter, const AdapterS
 }
 
 // An item of A, by vectors.
-void shrink_by_vectors(const AdapterWork& work, const UpdateItem& item) {
+void shrink_by_vectors(const AdapterWork& work, const UpdateItem& item, const UpdateItem& next) {
+    if (next && work.token_ids == nullptr) {
+        const int32_t strip = next.index / num_row_items(*next.segment, kItemRows) * kStripBlock;
+        ask_for(next.adapter(), next.part->a, strip, 0, next.part->a.num_columns);
+    }
     const int32_t num_ranges = num_row_items(*item.segment, kItemRows);
     const RowRange range(*item.segment, item.index % num_ranges, kItemRows);
     const auto shrink = work.token_ids != nullptr ? gather_rows : shrink_rows;
     shrink(work, item.adapter(), *item.part, range, item.index / num_ranges * kStripBlock);
 }
 
+// The columns of B that an item is.
+RowRange columns_of(const UpdateItem& item) {
+    const int32_t columns = span_columns(*item.part, kSpan);
+    const int32_t first = item.index / num_row_items(*item.segment, kItemRows) * columns;
+    return {first, std::min(first + columns, item.part->b.num_columns)};
+}
+
 // An item of B, by vectors.
-void expand_by_vectors(const AdapterWork& work, const UpdateItem& item) {
-    const int32_t num_ranges = num_row_items(*item.segment, kItemRows);
-    const RowRange range(*item.segment, item.index % num_ranges, kItemRows);
-    const int32_t columns = span_columns(*item.part, kSpan), column = item.index / num_ranges * columns;
-    const AdapterSpan span(item.adapter(), *item.part, column, std::min(columns, item.part->b.num_columns - column));
+void expand_by_vectors(const AdapterWork& work, const UpdateItem& item, const UpdateItem& next) {
+    if (next) {
+        const RowRange columns = columns_of(next);
+        for (int32_t block = 0; block < kBlocksAhead; ++block)
+            ask_for(next.adapter(), next.part->b, block * kStripBlock, columns.first, columns.last - columns.first);
+    }
+    const RowRange range(*item.segment, item.index % num_row_items(*item.segment, kItemRows), kItemRows);
+    const RowRange columns = columns_of(item);
+    const AdapterSpan span(item.adapter(), *item.part, columns.first, columns.last - columns.first);
     for (int32_t place = range.first; place < range.last; place += kBlockRows)
         expand_rows(work, item.adapter(), span, place, range.last - place);
 }
@@ -160,11 +177,11 @@ void adapter_shrink(const AdapterWork& work, Worker& worker) {
             const Cut cut = cut_of(work, update);
             return int64_t{num_row_items(segment, cut.rows)} * ceil_div(update.rank(), cut.strips);
         },
-        [&](const UpdateItem& item, [[maybe_unused]] const UpdateItem& next) {
+        [&](const UpdateItem& item, const UpdateItem& next) {
 #if defined(__AMX_BF16__)
             if (uses_tiles(work, *item.part)) return shrink_by_tiles(work, item, next, shapes);
 #endif
-            shrink_by_vectors(work, item);
+            shrink_by_vectors(work, item, next);
         });
 }
 
@@ -179,11 +196,11 @@ void adapter_expand(const AdapterWork& work, Worker& worker) {
             const Cut cut = cut_of(work, update);
             return int64_t{num_row_items(segment, cut.rows)} * num_spans(update, cut.columns);
         },
-        [&](const UpdateItem& item, [[maybe_unused]] const UpdateItem& next) {
+        [&](const UpdateItem& item, const UpdateItem& next) {
 #if defined(__AMX_BF16__)
             if (uses_tiles(work, *item.part)) return expand_by_tiles(work, item, next, shapes);
 #endif
-            expand_by_vectors(work, item);
+            expand_by_vectors(work, item, next);
         });
 }
 
