@@ -29,6 +29,9 @@ const Kernels& kernels();
 namespace amx {
 const Kernels& kernels();
 }
+namespace vpclmul {
+void hash_pages(const std::byte* point, const std::byte* pages, int64_t num_pages, int64_t page_bytes, std::byte* hashes);
+}
 
 namespace {
 
@@ -66,20 +69,28 @@ bool has_avx512() {
     return has_bits(leaf7.ebx, kF | kDq | kBw | kVl) && has_bits(leaf7.ecx, kVnni) && has_bits(saved_states(), kStates);
 }
 
+bool has_vpclmul() { return has_bits(cpuid(7, 0).ecx, bit(10)); }
+
 // Tiles are 8 KiB of state per thread that a process must ask for. The permission holds for threads made later.
 bool may_use_tiles() {
     constexpr long kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
     return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
 }
 
-bool has_avx512_bf16() {
-    constexpr uint64_t kBf16 = bit(5), kVpclmul = bit(10);
-    return has_bits(cpuid(7, 1).eax, kBf16) && has_bits(cpuid(7, 0).ecx, kVpclmul);
-}
+bool has_avx512_bf16() { return has_bits(cpuid(7, 1).eax, bit(5)) && has_vpclmul(); }
 
 bool has_amx() {
     constexpr uint64_t kBf16 = bit(22), kTile = bit(24), kInt8 = bit(25), kTileStates = bit(17) | bit(18);
     return has_bits(cpuid(7, 0).edx, kBf16 | kTile | kInt8) && has_bits(saved_states(), kTileStates) && may_use_tiles();
+}
+
+const Kernels& avx512_kernels() {
+    static const Kernels table = [] {
+        Kernels kernels = avx512::kernels();
+        if (has_vpclmul()) kernels.hash_pages = vpclmul::hash_pages;
+        return kernels;
+    }();
+    return table;
 }
 
 // A build may leave sets out: see KVARTO_ISAS in CMakeLists.txt.
@@ -88,7 +99,7 @@ std::vector<const Kernels*> find_kernels() {
     if (!has_avx2()) return found;
     if constexpr (KVARTO_HAS_avx2) found.push_back(&avx2::kernels());
     if (!has_avx512()) return found;
-    if constexpr (KVARTO_HAS_avx512) found.push_back(&avx512::kernels());
+    if constexpr (KVARTO_HAS_avx512) found.push_back(&avx512_kernels());
     if (!has_avx512_bf16()) return found;
     if constexpr (KVARTO_HAS_avx512_bf16) found.push_back(&avx512_bf16::kernels());
     if constexpr (KVARTO_HAS_amx)
