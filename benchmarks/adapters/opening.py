@@ -28,6 +28,7 @@ from kvarto.adapters.known_digests import SETTLED_NS
 from kvarto.adapters.page_hasher import PageHasher
 from kvarto.adapters.random_adapter import ALL_LINEAR, QV, RandomAdapter
 from kvarto.adapters.source import AdapterFiles, FoundAdapter
+from kvarto.adapters.spare_images import new_images
 from kvarto.adapters.targets import BaseTargets, targets_of
 from kvarto.core.buffers import StepLimits
 from kvarto.core.layout import Budget
@@ -71,7 +72,8 @@ class Bench:
 def stages(bench: Bench, files: AdapterFiles, found: FoundAdapter, path: Path) -> dict[str, Callable[[], object]]:
     """What is done in a load, in order; each may be called again."""
     assert found.on_disk is not None
-    images = np.full((found.num_pages, bench.page_bytes), 1, np.uint8)  # memory that the system has given already
+    images = new_images(found.num_pages, bench.page_bytes)
+    images[:] = 1  # memory that the system has given already
     packer, stream, beside = found.on_disk.shape.packer, images.reshape(-1), np.empty(0, np.uint8)
     pages = np.arange(found.num_pages, dtype=np.int32)
     file = os.open(found.on_disk.tensors_file.path, os.O_RDONLY)
@@ -83,7 +85,7 @@ def stages(bench: Bench, files: AdapterFiles, found: FoundAdapter, path: Path) -
 
     return {
         FIND: lambda: files.find(path),
-        "pack": lambda: packer._plan.pack(file, stream, beside, False),
+        "pack": lambda: packer._plan.pack(packer._isa, file, stream, beside, False),
         "digests": lambda: packer.digests(images),
         READ: lambda: files.read(found, images),
         "another read": lambda: files.read(found, images),
@@ -116,7 +118,8 @@ def measure(bench: Bench, modules: tuple[str, ...], rank: int, count: int) -> di
 
 def _cpu_seconds_from_disk(bench: Bench, found: FoundAdapter) -> float:
     assert found.on_disk is not None
-    images, packer = np.full((found.num_pages, bench.page_bytes), 1, np.uint8), found.on_disk.shape.packer
+    images, packer = new_images(found.num_pages, bench.page_bytes), found.on_disk.shape.packer
+    images[:] = 1
     with found.on_disk.tensors_file.opened() as file:
         os.fsync(file.fileno())
         file.forget(0, file.size_bytes)

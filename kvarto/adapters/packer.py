@@ -26,6 +26,7 @@ from kvarto.core import _native
 from kvarto.core.errors import BadFile, UnsupportedAdapter
 from kvarto.core.units import align_up
 from kvarto.models.raw_file import RawFile
+from kvarto.ops.native.isa import choose_isa
 
 Bytes = NDArray[np.uint8]
 _MAGNITUDE_ALIGNMENT = 4
@@ -87,6 +88,7 @@ class Packer:
     def __init__(self, adapter: Adapter, file_bytes: int, hasher: PageHasher) -> None:
         """`file_bytes`: of the file with the tensors. Raises ValueError where a tensor leaves it."""
         self._hasher = hasher
+        self._isa = choose_isa()
         self.stream_bytes = stream_bytes(adapter)
         self._shape_digest = shape_digest(adapter)
         starts = iter(stream_starts(strips_of(adapter)).tolist())
@@ -109,7 +111,7 @@ class Packer:
         stream, magnitudes = images.reshape(-1), np.empty(self._magnitude_bytes, np.uint8)
         assert images.flags.c_contiguous, "pages do not follow each other"
         try:
-            bad, _ = self._plan.pack(file.fileno(), stream, magnitudes, may_be_direct)
+            bad, _ = self._plan.pack(self._isa, file.fileno(), stream, magnitudes, may_be_direct)
         except EOFError as error:
             raise BadFile(f"`{file.path}` shrank while it was read; stop what writes to it and start again") from error
         if bad is not None:

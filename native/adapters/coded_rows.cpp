@@ -6,7 +6,6 @@
 
 #include "adapters/file_values.h"
 #include "adapters/strip_codes.h"
-#include "adapters/transpose.h"
 
 namespace kvarto {
 
@@ -24,6 +23,8 @@ struct Scratch {
         const auto size = static_cast<size_t>(count);
         if (rows.size() < size) raw.resize(size * sizeof(float)), rows.resize(size), columns.resize(size);
     }
+    const std::byte* raw_rows() const { return reinterpret_cast<const std::byte*>(rows.data()); }
+    std::byte* raw_columns() { return reinterpret_cast<std::byte*>(columns.data()); }
 };
 
 Result read_bytes(FileReader& file, int64_t offset, int64_t count, std::byte* out) {
@@ -37,46 +38,54 @@ Result read_bytes(FileReader& file, int64_t offset, int64_t count, std::byte* ou
     return {};
 }
 
-Result read_floats(FileReader& file, const FileTensor& tensor, int64_t first, int64_t num_rows, Scratch& scratch) {
+Result read_floats(FileReader& file, const FileTensor& tensor, const PackKernels& kernels, int64_t first, int64_t num_rows,
+                   Scratch& scratch) {
     const int64_t count = num_rows * tensor.num_columns, row_bytes = tensor.file_row_bytes();
     const Result result = read_bytes(file, tensor.offset + first * row_bytes, num_rows * row_bytes, scratch.raw.data());
     if (result.end != End::kDone) return result;
     const bool is_widened_first = tensor.type == FileType::kQ8_0;
-    if (!is_widened_first && !are_finite(tensor.type, scratch.raw.data(), count)) return {End::kNotFinite};
+    if (!is_widened_first && !kernels.are_finite(tensor.value_type(), scratch.raw.data(), count)) return {End::kNotFinite};
     widen(tensor.type, scratch.raw.data(), count, scratch.rows.data());
-    const auto* widened = reinterpret_cast<const std::byte*>(scratch.rows.data());
-    if (is_widened_first && !are_finite(FileType::kF32, widened, count)) return {End::kNotFinite};
+    if (is_widened_first && !kernels.are_finite(StripType::kF32, scratch.raw_rows(), count)) return {End::kNotFinite};
     return {};
 }
 
-// A row of the file is a strip.
+// A row of the file is a strip; those that stay in order are encoded together.
 bool encode_rows(const FileTensor& tensor, int64_t first, int64_t num_rows, const float* rows, std::byte* target) {
     const int64_t strip = strip_bytes(tensor.strips, tensor.num_columns), blocks = tensor.num_columns / kCodeColumns;
+    if (tensor.num_heads == 0) return encode(tensor.strips, rows, num_rows * blocks, target + first * strip);
     for (int64_t row = 0; row < num_rows; ++row, rows += tensor.num_columns)
         if (!encode(tensor.strips, rows, blocks, target + tensor.place_of(first + row) * strip)) return false;
     return true;
 }
 
-// A column is one; rows [first, first + num_rows) are whole blocks of each.
-bool encode_columns(const FileTensor& tensor, int64_t first, int64_t num_rows, Scratch& scratch, std::byte* target) {
+// Of rows [first, first + num_rows), which are whole blocks of each column, columns one after the other.
+void find_columns(const FileTensor& tensor, const PackKernels& kernels, int64_t first, int64_t num_rows, Scratch& scratch) {
+    if (tensor.num_heads == 0)
+        return kernels.transpose({.in = scratch.raw_rows(), .num_rows = num_rows, .num_columns = tensor.num_columns,
+                                  .item_bytes = sizeof(float), .out = scratch.raw_columns(), .out_stride = num_rows,
+                                  .is_read_soon = true});
     const float* rows = scratch.rows.data();
-    float* columns = scratch.columns.data();
-    if (tensor.num_heads == 0) {
-        transpose<float>(reinterpret_cast<const std::byte*>(rows), num_rows, tensor.num_columns,
-                         reinterpret_cast<std::byte*>(columns), num_rows);
-    } else {
-        for (int64_t row = 0; row < num_rows; ++row)
-            for (int64_t column = 0; column < tensor.num_columns; ++column)
-                columns[column * num_rows + tensor.place_of(first + row) - first] = rows[row * tensor.num_columns + column];
+    for (int64_t row = 0; row < num_rows; ++row, rows += tensor.num_columns) {
+        float* to = scratch.columns.data() + tensor.place_of(first + row) - first;
+        for (int64_t column = 0; column < tensor.num_columns; ++column, to += num_rows) *to = rows[column];
     }
-    const int64_t strip = strip_bytes(tensor.strips, tensor.num_rows);
+}
+
+// A column is a strip; those that are there as a whole are encoded together.
+bool encode_columns(const FileTensor& tensor, const PackKernels& kernels, int64_t first, int64_t num_rows, Scratch& scratch,
+                    std::byte* target) {
+    find_columns(tensor, kernels, first, num_rows, scratch);
+    const float* columns = scratch.columns.data();
+    const int64_t strip = strip_bytes(tensor.strips, tensor.num_rows), blocks = num_rows / kCodeColumns;
+    if (num_rows == tensor.num_rows) return encode(tensor.strips, columns, tensor.num_columns * blocks, target);
     target += strip_bytes(tensor.strips, first);
     for (int64_t column = 0; column < tensor.num_columns; ++column, target += strip, columns += num_rows)
-        if (!encode(tensor.strips, columns, num_rows / kCodeColumns, target)) return false;
+        if (!encode(tensor.strips, columns, blocks, target)) return false;
     return true;
 }
 
-Result read_parts(FileReader& file, const FileTensor& tensor, std::byte* target) {
+Result read_parts(FileReader& file, const FileTensor& tensor, const PackKernels& kernels, std::byte* target) {
     thread_local Scratch scratch;
     const int64_t together = tensor.is_transposed ? rows_together(tensor) : 1;
     const int64_t fitting = kMostAtOnce / (tensor.num_columns * int64_t{sizeof(float)});
@@ -84,10 +93,11 @@ Result read_parts(FileReader& file, const FileTensor& tensor, std::byte* target)
     scratch.reserve(std::min(rows_at_once, tensor.num_rows) * tensor.num_columns);
     for (int64_t first = 0; first < tensor.num_rows; first += rows_at_once) {
         const int64_t here = std::min(rows_at_once, tensor.num_rows - first);
-        const Result result = read_floats(file, tensor, first, here, scratch);
+        const Result result = read_floats(file, tensor, kernels, first, here, scratch);
         if (result.end != End::kDone) return result;
-        const bool is_done = tensor.is_transposed ? encode_columns(tensor, first, here, scratch, target)
-                                                  : encode_rows(tensor, first, here, scratch.rows.data(), target);
+        const bool is_done = tensor.is_transposed
+                                 ? encode_columns(tensor, kernels, first, here, scratch, target)
+                                 : encode_rows(tensor, first, here, scratch.rows.data(), target);
         if (!is_done) return {End::kTooLarge};
     }
     return {};
@@ -95,12 +105,12 @@ Result read_parts(FileReader& file, const FileTensor& tensor, std::byte* target)
 
 }  // namespace
 
-Result read_coded(FileReader& file, const FileTensor& tensor, std::byte* target) {
-    if (tensor.is_rearranged()) return read_parts(file, tensor, target);
+Result read_coded(FileReader& file, const FileTensor& tensor, const PackKernels& kernels, std::byte* target) {
+    if (tensor.is_rearranged()) return read_parts(file, tensor, kernels, target);
     FileTensor blocks = tensor;  // where order stays, a row may be as long as it likes
     blocks.num_rows = tensor.num_rows * (tensor.num_columns / kCodeColumns);
     blocks.num_columns = kCodeColumns;
-    return read_parts(file, blocks, target);
+    return read_parts(file, blocks, kernels, target);
 }
 
 }  // namespace kvarto

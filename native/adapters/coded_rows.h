@@ -16,6 +16,6 @@ inline int64_t rows_together(const FileTensor& tensor) {
     return tensor.num_heads == 0 ? kCodeColumns : std::lcm(int64_t{kCodeColumns}, tensor.num_rows / tensor.num_heads);
 }
 
-PackPlan::Result read_coded(FileReader& file, const FileTensor& tensor, std::byte* target);
+PackPlan::Result read_coded(FileReader& file, const FileTensor& tensor, const PackKernels& kernels, std::byte* target);
 
 }  // namespace kvarto

@@ -7,6 +7,6 @@
 namespace kvarto {
 
 // `target` has room for all of the tensor. What it holds is not said where this does not end well.
-PackPlan::Result read_tensor(FileReader& file, const FileTensor& tensor, std::byte* target);
+PackPlan::Result read_tensor(FileReader& file, const FileTensor& tensor, const PackKernels& kernels, std::byte* target);
 
 }  // namespace kvarto

@@ -11,29 +11,10 @@ namespace {
 
 using End = PackPlan::End;
 
-// Of values that are aligned to nothing.
-template <class Bits> Bits bits_at(const std::byte* values, int64_t index) {
-    Bits bits;
-    std::memcpy(&bits, values + index * sizeof(Bits), sizeof(Bits));
+uint16_t bits_at(const std::byte* values, int64_t index) {
+    uint16_t bits;
+    std::memcpy(&bits, values + index * sizeof bits, sizeof bits);
     return bits;
-}
-
-// All ones in the exponent: infinite, or no number. Looks at every value, so that the loop has no branch.
-template <class Bits> bool are_finite(const std::byte* __restrict in, int64_t count, Bits exponent) {
-    Bits found = 0;
-    for (int64_t i = 0; i < count; ++i) found |= static_cast<Bits>((bits_at<Bits>(in, i) & exponent) == exponent);
-    return found == 0;
-}
-
-template <class Bits>
-bool copy_finite(const std::byte* __restrict in, int64_t count, Bits exponent, std::byte* __restrict out) {
-    Bits found = 0;
-    for (int64_t i = 0; i < count; ++i) {
-        const Bits bits = bits_at<Bits>(in, i);
-        std::memcpy(out + i * sizeof(Bits), &bits, sizeof(Bits));
-        found |= static_cast<Bits>((bits & exponent) == exponent);
-    }
-    return found == 0;
 }
 
 // Blocks of a float16 and 32 bytes; each product is exact in float32.
@@ -49,14 +30,14 @@ void widen_q8_0(const std::byte* blocks, int64_t num_values, float* out) {
 // Finite ones, without a branch: the float16's exponent and mantissa as those of a float32 are 2^112 too small.
 void widen_f16(const std::byte* in, int64_t count, float* out) {
     for (int64_t i = 0; i < count; ++i) {
-        const uint32_t bits = bits_at<uint16_t>(in, i);
+        const uint32_t bits = bits_at(in, i);
         const float magnitude = std::bit_cast<float>((bits & 0x7FFFU) << 13) * 0x1p112F;
         out[i] = std::bit_cast<float>(std::bit_cast<uint32_t>(magnitude) | (bits & 0x8000U) << 16);
     }
 }
 
 void widen_bf16(const std::byte* in, int64_t count, float* out) {
-    for (int64_t i = 0; i < count; ++i) out[i] = std::bit_cast<float>(uint32_t{bits_at<uint16_t>(in, i)} << 16);
+    for (int64_t i = 0; i < count; ++i) out[i] = std::bit_cast<float>(uint32_t{bits_at(in, i)} << 16);
 }
 
 }  // namespace
@@ -64,18 +45,6 @@ void widen_bf16(const std::byte* in, int64_t count, float* out) {
 PackPlan::Result ended(const FileReader::Bytes& bytes) {
     if (bytes.end == FileReader::End::kFileEnded) return {End::kFileEnded};
     return {End::kFailed, 0, bytes.error};
-}
-
-bool are_finite(FileType type, const std::byte* values, int64_t count) {
-    if (type == FileType::kF16) return are_finite<uint16_t>(values, count, 0x7C00);
-    if (type == FileType::kBF16) return are_finite<uint16_t>(values, count, 0x7F80);
-    return are_finite<uint32_t>(values, count, 0x7F800000);
-}
-
-bool copy_finite(FileType type, const std::byte* values, int64_t count, std::byte* out) {
-    if (type == FileType::kF16) return copy_finite<uint16_t>(values, count, 0x7C00, out);
-    if (type == FileType::kBF16) return copy_finite<uint16_t>(values, count, 0x7F80, out);
-    return copy_finite<uint32_t>(values, count, 0x7F800000, out);
 }
 
 void widen(FileType type, const std::byte* values, int64_t count, float* out) {

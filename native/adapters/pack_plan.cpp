@@ -8,6 +8,7 @@
 
 #include "adapters/coded_rows.h"
 #include "adapters/file_rows.h"
+#include "memory/stream_copy.h"
 
 namespace kvarto {
 
@@ -17,12 +18,6 @@ constexpr int64_t kMostElements = int64_t{1} << 48;  // sizes of a few of them d
 
 void require(bool holds, const std::string& what) {
     if (!holds) throw std::invalid_argument("packing: " + what);
-}
-
-// What a tensor is once it was read.
-StripType values_of(FileType type) {
-    if (type == FileType::kF16) return StripType::kF16;
-    return type == FileType::kBF16 ? StripType::kBF16 : StripType::kF32;
 }
 
 // How long rows may be: some are read at once.
@@ -40,7 +35,7 @@ void check(const FileTensor& tensor, int64_t file_bytes, int64_t target_bytes) {
     require(tensor.num_heads >= 0 && tensor.num_heads <= tensor.num_rows, "more heads than rows");
     require(tensor.num_heads == 0 || tensor.num_rows % (2 * tensor.num_heads) == 0, "rows that make no whole heads");
     require(tensor.strips <= StripType::kQ4, "no such type of strips");
-    require(has_codes(tensor.strips) || tensor.strips == values_of(tensor.type), "values of another type");
+    require(has_codes(tensor.strips) || tensor.strips == tensor.value_type(), "values of another type");
     require(tensor.strip_columns() % block_columns(tensor.strips) == 0, "a strip that ends inside a block");
     require(!tensor.is_rearranged() || tensor.row_bytes() <= most_row_bytes(tensor), "a row too long to be rearranged");
     require(tensor.offset >= 0 && tensor.offset <= file_bytes - tensor.file_bytes(), "a tensor outside of the file");
@@ -79,14 +74,15 @@ std::vector<PackPlan::Gap> PackPlan::gaps(bool is_beside, int64_t size_bytes) co
     return found;
 }
 
-PackPlan::Result PackPlan::pack(int file, std::span<std::byte> stream, std::span<std::byte> beside,
-                                bool may_be_direct) const {
+PackPlan::Result PackPlan::pack(const PackKernels& kernels, int file, std::span<std::byte> stream,
+                                std::span<std::byte> beside, bool may_be_direct) const {
     require(std::cmp_greater_equal(stream.size(), stream_bytes_) && is_aligned(stream), "the stream has no room");
     require(std::cmp_greater_equal(beside.size(), beside_bytes_) && is_aligned(beside), "what goes beside has no room");
     FileReader reader(file, end_, may_be_direct);
+    const StreamFence fence;
     for (const size_t index : order_) {
         const FileTensor& tensor = tensors_[index];
-        Result result = read_tensor(reader, tensor, (tensor.is_beside ? beside : stream).data() + tensor.start);
+        Result result = read_tensor(reader, tensor, kernels, (tensor.is_beside ? beside : stream).data() + tensor.start);
         result.tensor = static_cast<int64_t>(index);
         result.num_direct_bytes = reader.num_direct_bytes();
         if (result.end != End::kDone) return result;

@@ -12,6 +12,7 @@
 #include <span>
 #include <vector>
 
+#include "core/kernels.h"
 #include "core/strip_type.h"
 
 namespace kvarto {
@@ -29,7 +30,11 @@ struct FileTensor {
     bool is_beside;
     int64_t num_heads;    // not 0: a head's two halves lie row by row in turns, and come apart
 
-    int64_t item_bytes() const { return type == FileType::kF16 || type == FileType::kBF16 ? 2 : 4; }  // once it was read
+    StripType value_type() const {  // once it was read
+        if (type == FileType::kF16) return StripType::kF16;
+        return type == FileType::kBF16 ? StripType::kBF16 : StripType::kF32;
+    }
+    int64_t item_bytes() const { return block_bytes(value_type()); }
     int64_t row_bytes() const { return num_columns * item_bytes(); }
     int64_t strip_columns() const { return is_transposed ? num_rows : num_columns; }
     int64_t size_bytes() const { return num_rows * num_columns / strip_columns() * strip_bytes(strips, strip_columns()); }
@@ -54,9 +59,11 @@ public:
     PackPlan(std::vector<FileTensor> tensors, int64_t file_bytes, int64_t stream_bytes, int64_t beside_bytes);
 
     // Reads the file through a descriptor, whose position stays. Bytes of the stream that no tensor has are zero, to
-    // the end of `stream`, which may be longer. `may_be_direct`: see FileReader. Safe from several threads. Throws
-    // std::invalid_argument for targets that are too short or lie at no multiple of 4 bytes.
-    Result pack(int file, std::span<std::byte> stream, std::span<std::byte> beside, bool may_be_direct) const;
+    // the end of `stream`, which may be longer; they are written fastest where it begins with a cache line.
+    // `may_be_direct`: see FileReader. Safe from several threads. Throws std::invalid_argument for targets that are too
+    // short or lie at no multiple of 4 bytes.
+    Result pack(const PackKernels& kernels, int file, std::span<std::byte> stream, std::span<std::byte> beside,
+                bool may_be_direct) const;
 
 private:
     struct Gap {

@@ -44,13 +44,15 @@ FileTensor file_tensor(int64_t offset, int64_t num_rows, int64_t num_columns, in
     throw nb::python_error();
 }
 
-std::tuple<std::optional<std::pair<int64_t, bool>>, int64_t> pack(const PackPlan& plan, int file, nb::handle stream,
-                                                                  nb::handle beside, bool may_be_direct) {
+std::tuple<std::optional<std::pair<int64_t, bool>>, int64_t> pack(const PackPlan& plan, const std::string& isa, int file,
+                                                                  nb::handle stream, nb::handle beside,
+                                                                  bool may_be_direct) {
+    const PackKernels& kernels = kernels_of(isa).pack;
     const BorrowedBytes stream_bytes(stream, PyBUF_WRITABLE), beside_bytes(beside, PyBUF_WRITABLE);
     PackPlan::Result result;
     {
         const nb::gil_scoped_release released;
-        result = plan.pack(file, stream_bytes.span(), beside_bytes.span(), may_be_direct);
+        result = plan.pack(kernels, file, stream_bytes.span(), beside_bytes.span(), may_be_direct);
     }
     if (result.end == PackPlan::End::kDone) return {std::nullopt, result.num_direct_bytes};
     const bool is_finite = result.end == PackPlan::End::kTooLarge;
@@ -94,10 +96,11 @@ void bind_adapters(nb::module_& adapters) {
     nb::class_<PackPlan>(adapters, "PackPlan", "One pass over an adapter's file; see native/adapters/pack_plan.h.")
         .def(nb::init<std::vector<FileTensor>, int64_t, int64_t, int64_t>(), "tensors"_a, "file_bytes"_a,
              "stream_bytes"_a, "beside_bytes"_a)
-        .def("pack", &pack, "file"_a, "stream"_a, "beside"_a, "may_be_direct"_a,
-             "Fill both from an open descriptor, the interpreter's lock released. Returns the index of the first tensor "
-             "in the file with a value that is not finite, or finite and too large for a code, and whether it is; or None; "
-             "and how many bytes came past the page cache. Raises OSError, and EOFError where the file has become shorter.");
+        .def("pack", &pack, "isa"_a, "file"_a, "stream"_a, "beside"_a, "may_be_direct"_a,
+             "Fill both from an open descriptor, the interpreter's lock released; the same bytes on all sets. Returns the "
+             "index of the first tensor in the file with a value that is not finite, or finite and too large for a code, "
+             "and whether it is; or None; and how many bytes came past the page cache. Raises OSError, and EOFError where "
+             "the file has become shorter.");
 }
 
 }  // namespace kvarto

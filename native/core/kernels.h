@@ -5,6 +5,7 @@
 #include "core/adapters.h"
 #include "core/ops.h"
 #include "core/step.h"
+#include "core/strip_type.h"
 #include "core/threads.h"
 
 #include <cstddef>
@@ -15,6 +16,24 @@ constexpr int64_t kPageHashBytes = 16;
 constexpr int64_t kHashedBytes = 64;  // pages that are hashed are multiples of it
 using HashPages = void (*)(const std::byte* point, const std::byte* pages, int64_t num_pages, int64_t page_bytes,
                            std::byte* hashes);
+
+// A block of rows of values, aligned to nothing, of which columns are made: value (row, column) goes to the place
+// `column * out_stride + row` of `out`, which is aligned to a value.
+struct Transposition {
+    const std::byte* in;
+    int64_t num_rows, num_columns;
+    int64_t item_bytes;  // 2 or 4
+    std::byte* out;
+    int64_t out_stride;
+    bool is_read_soon;  // so that it stays in the caches
+};
+
+// What the values of an adapter's file go through; see ops/pack_values.h.
+struct PackKernels {
+    bool (*are_finite)(StripType type, const std::byte* values, int64_t count);
+    bool (*copy_finite)(StripType type, const std::byte* values, int64_t count, std::byte* out);
+    void (*transpose)(const Transposition& block);
+};
 
 // Two kinds of op. Row ops work on each row alone: consecutive ones run back to back on a few rows, without a barrier.
 // Team ops are entered by all workers at once and divide their work themselves; they may use barriers inside. The
@@ -47,7 +66,9 @@ struct Kernels {
     // What `logits` leaves undone where adapters change its sums.
     void (*finish_logits)(const LogitsOp&, const StepView&, Worker&);
 
-    // No op: see ops/page_hash.h. Null where the set has no carry-less multiplication.
+    // No ops: what adapters go through on their way to pages. The hash is null where the set has no carry-less
+    // multiplication; see ops/page_hash.h.
+    PackKernels pack;
     HashPages hash_pages;
 };
 

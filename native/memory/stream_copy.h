@@ -13,7 +13,19 @@
 
 namespace kvarto {
 
-// Seen by other threads after whatever hands them the bytes: the copy ends with a fence.
+// When it goes, stores past the caches have been made: others see them after whatever hands them the bytes.
+struct StreamFence {
+    StreamFence() = default;
+    StreamFence(const StreamFence&) = delete;
+    StreamFence& operator=(const StreamFence&) = delete;
+    ~StreamFence() {
+#if defined(__SSE2__)
+        _mm_sfence();
+#endif
+    }
+};
+
+// With a fence at its end.
 inline void stream_copy(std::byte* out, const std::byte* in, size_t count) {
 #if defined(__SSE2__)
     constexpr size_t kLine = 64, kAhead = 2048;  // bytes: read ahead as far as one memory access takes
@@ -21,6 +33,7 @@ inline void stream_copy(std::byte* out, const std::byte* in, size_t count) {
     if (count >= head + kLine) {
         std::memcpy(out, in, head);
         out += head, in += head, count -= head;
+        const StreamFence fence;
         for (; count >= kLine; out += kLine, in += kLine, count -= kLine) {
             if (count > kAhead) __builtin_prefetch(in + kAhead, 0, 2);
             for (size_t part = 0; part < kLine; part += sizeof(__m128i)) {
@@ -28,7 +41,6 @@ inline void stream_copy(std::byte* out, const std::byte* in, size_t count) {
                 _mm_stream_si128(reinterpret_cast<__m128i*>(out + part), value);
             }
         }
-        _mm_sfence();
     }
 #endif
     std::memcpy(out, in, count);

@@ -7,6 +7,7 @@
 #include "ops/experts.h"
 #include "ops/linear.h"
 #include "ops/logits.h"
+#include "ops/pack_values.h"
 #include "ops/page_hash.h"
 #include "ops/row_ops.h"
 #include "ops/sample.h"
@@ -39,6 +40,7 @@ const Kernels& kernels() {
         .adapter_embeddings = adapter_embeddings,
         .adapter_logits = adapter_logits,
         .finish_logits = finish_logits,
+        .pack = {.are_finite = are_finite, .copy_finite = copy_finite, .transpose = transpose},
         .hash_pages = kHashPages,
     };
     return table;

@@ -26,7 +26,7 @@ from kvarto.models.convert import to_bfloat16
 from tests.adapters.bases import program_of
 from tests.adapters.held import HASHER, MemoryFile
 from tests.adapters.test_gguf_files import converted
-from tests.adapters.test_packer import BASES, EVERYTHING, MATRIX, PAGE_BYTES, check, packed, scale_of
+from tests.adapters.test_packer import BASES, EVERYTHING, ISAS, MATRIX, PAGE_BYTES, check, packed, scale_of
 from tests.adapters.writer import ALL_LINEAR, Options, as_type, write_adapter
 
 CODES = (StripType.Q8, StripType.Q4)
@@ -78,12 +78,13 @@ def test_random_tensors_become_the_codes_of_their_strips(seed: int, tmp_path: Pa
         want += blocks.tobytes()
         data += values
     made = _native.adapters.PackPlan(rng.sample(tensors, len(tensors)), len(data), len(want), 0)
-    stream = np.full(len(want), 7, np.uint8)
     path = tmp_path / "file"
     path.write_bytes(data)
-    with path.open("rb") as file:
-        assert made.pack(file.fileno(), stream, np.empty(0, np.uint8), seed % 2 == 0) == (None, 0)
-    assert stream.tobytes() == bytes(want)
+    for isa in ISAS:
+        stream = np.full(len(want), 7, np.uint8)
+        with path.open("rb") as file:
+            assert made.pack(isa, file.fileno(), stream, np.empty(0, np.uint8), seed % 2 == 0) == (None, 0)
+        assert stream.tobytes() == bytes(want)
 
 
 def arrays(rng: random.Random) -> Iterator[tuple[StoredArray, bytes]]:

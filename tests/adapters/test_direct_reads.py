@@ -22,6 +22,7 @@ from tests.adapters.writer import ALL_LINEAR, Options, write_adapter
 BASE = targets_of(program_of())
 SIZES = (1, 2, 511, 512, 513, 4095, 4096, 4097, 65_537, (4 << 20) - 1, (4 << 20) + 4098, (9 << 20) + 3)
 NOTHING = np.empty(0, np.uint8)
+ISA = _native.ops.isas()[-1]
 
 
 def put_on_disk(path: Path) -> None:
@@ -70,7 +71,7 @@ def packed(path: Path, tensors: list[object], size: int, *, may_be_direct: bool)
     stream = np.full(size, 7, np.uint8)
     with path.open("rb") as file:
         flags = fcntl.fcntl(file.fileno(), fcntl.F_GETFL)
-        bad, num_direct_bytes = plan.pack(file.fileno(), stream, NOTHING, may_be_direct)
+        bad, num_direct_bytes = plan.pack(ISA, file.fileno(), stream, NOTHING, may_be_direct)
         assert bad is None
         assert file.tell() == 0
         assert fcntl.fcntl(file.fileno(), fcntl.F_GETFL) == flags, "the descriptor is left as it was not"
@@ -119,7 +120,7 @@ def test_what_is_in_memory_is_copied_from_there(tmp_path: Path) -> None:
     assert len(path.read_bytes()) == 1 << 20
     plan = _native.adapters.PackPlan([tensor(0, 1, 1 << 19, 0, is_transposed=False)], 1 << 20, 1 << 20, 0)  # type: ignore[list-item]
     with path.open("rb") as file:
-        assert plan.pack(file.fileno(), np.empty(1 << 20, np.uint8), NOTHING, True) == (None, 0)
+        assert plan.pack(ISA, file.fileno(), np.empty(1 << 20, np.uint8), NOTHING, True) == (None, 0)
 
 
 @pytest.mark.parametrize("size", [0, 1, 511, 512, 4095, 4096, (4 << 20) + 1, (5 << 20) - 2])
@@ -130,7 +131,7 @@ def test_a_file_that_became_shorter_is_refused_either_way(size: int, folder: Pat
     plan = _native.adapters.PackPlan([tensor(0, 5, 1 << 19, 0, is_transposed=False)], 5 << 20, 5 << 20, 0)  # type: ignore[list-item]
     for may_be_direct in (True, False):
         with path.open("rb") as file, pytest.raises(EOFError):
-            plan.pack(file.fileno(), np.empty(5 << 20, np.uint8), NOTHING, may_be_direct)
+            plan.pack(ISA, file.fileno(), np.empty(5 << 20, np.uint8), NOTHING, may_be_direct)
 
 
 def test_first_reads_go_past_the_page_cache_and_later_ones_leave_the_file_there(

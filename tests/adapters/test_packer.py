@@ -17,6 +17,7 @@ from kvarto.adapters.arrays import Encoding, StoredArray
 from kvarto.adapters.magnitudes import UpdateValues
 from kvarto.adapters.opened import OpenedAdapter
 from kvarto.adapters.source import AdapterFiles, FoundAdapter
+from kvarto.adapters.spare_images import new_images
 from kvarto.adapters.targets import BaseTargets, targets_of
 from kvarto.core import _native
 from kvarto.core.errors import BadAdapter
@@ -40,6 +41,7 @@ BASES = {
     "wide": targets_of(program_of(hidden_size=64, intermediate_size=40_001, vocab_size=97)),
 }
 PAGE_BYTES = 4096
+ISAS = _native.ops.isas()
 
 
 def scale_of(update: LowRankUpdate, values: UpdateValues) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
@@ -196,14 +198,72 @@ def test_random_plans_put_everything_where_it_belongs(seed: int, tmp_path: Path)
         target += each.read(MemoryFile(raw)).tobytes(order="F" if is_transposed else "C")
         data += raw + rng.randbytes(rng.randrange(9))
     made = plan(rng.sample(tensors, len(tensors)), len(data), len(want[False]), len(want[True]))
-    stream, beside = np.full(len(want[False]) + 100, 7, np.uint8), np.full(len(want[True]), 7, np.uint8)
     path = tmp_path / "file"
     path.write_bytes(data)
-    with path.open("rb") as file:
-        assert made.pack(file.fileno(), stream, beside, seed % 2 == 0) == (None, 0)  # it was just written
-        assert file.tell() == 0
-    assert stream.tobytes() == bytes(want[False]) + bytes(100)
-    assert beside.tobytes() == bytes(want[True])
+    for isa in ISAS:
+        for start in (0, 4, 16):
+            stream, beside = filled(len(want[False]) + 100, start), filled(len(want[True]), start)
+            with path.open("rb") as file:
+                assert made.pack(isa, file.fileno(), stream, beside, seed % 2 == 0) == (None, 0)  # it was just written
+                assert file.tell() == 0
+            assert stream.tobytes() == bytes(want[False]) + bytes(100)
+            assert beside.tobytes() == bytes(want[True])
+
+
+def filled(size: int, start: int) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
+    """Memory that held something else before, and begins so many bytes behind the start of a cache line."""
+    block = new_images(1, size + start)[0]
+    block[:] = 7
+    return block[start:]
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("dtype", [Encoding.F32, Encoding.BF16])
+def test_columns_are_put_together_from_wherever_a_read_ends(isa: str, dtype: Encoding, tmp_path: Path) -> None:
+    """Reads end inside of rows and of lines of columns, and after each the next one begins in the midst of a column."""
+    for rows, columns in ((6_000, 37), (5_003, 24), (640, 257), (40, 9_000)):
+        values = np.frombuffer(raw_values(random.Random(rows), StoredArray("b", (rows, columns), dtype, 0)), np.uint8)
+        values = values.reshape(rows, columns, -1)
+        size, path = values.nbytes, tmp_path / "file"
+        path.write_bytes(b"!" + values.tobytes())
+        matrix = tensor(offset=1, num_rows=rows, num_columns=columns, type=dtype, is_transposed=True)
+        made = plan([matrix], size + 1, size)
+        for start in (0, 12):
+            stream = filled(size, start)
+            with path.open("rb") as file:
+                assert made.pack(isa, file.fileno(), stream, np.empty(0, np.uint8), False) == (None, 0)
+            assert stream.tobytes() == values.transpose(1, 0, 2).tobytes()
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("dtype", [Encoding.F32, Encoding.F16, Encoding.BF16])
+@pytest.mark.parametrize("is_transposed", [True, False])
+def test_no_place_hides_a_bad_value(isa: str, dtype: Encoding, is_transposed: bool, tmp_path: Path) -> None:
+    array = StoredArray("a", (48, 24), dtype, 0)
+    good = raw_values(random.Random(1), array)
+    made = plan([tensor(num_rows=48, num_columns=24, type=dtype, is_transposed=is_transposed)], len(good), len(good))
+    item, path = array.dtype.itemsize, tmp_path / "file"
+    for place in random.Random(2).sample(range(48 * 24), 100):
+        data = bytearray(good)
+        data[(place + 1) * item - 2 : (place + 1) * item] = b"\x80\xff"
+        path.write_bytes(data)
+        with path.open("rb") as file:
+            found = made.pack(isa, file.fileno(), filled(len(good), 4), np.empty(0, np.uint8), False)
+        assert found == ((0, False), 0), f"value {place} is no number"
+
+
+def test_all_sets_give_one_digest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    base = BASES["even"]
+    options = Options(ALL_LINEAR, rank=32, dtypes=("BF16", "F32"), use_dora=True, lora_bias=True)
+    written = write_adapter(tmp_path / "a", base, options)
+    for codes in (None, StripType.Q8, StripType.Q4):
+        found = set()
+        for isa in ISAS:
+            monkeypatch.setenv("KVARTO_ISA", isa)
+            files = AdapterFiles(base, [tmp_path], PAGE_BYTES, scale_of=scale_of, codes=codes, hasher=HASHER)
+            images, content = packed(files, files.find(written.folder))
+            found.add((b"".join(images), content))
+        assert len(found) == 1
 
 
 def arrays(rng: random.Random, seed: int) -> Iterator[StoredArray]:
@@ -283,13 +343,15 @@ def test_targets_without_room_and_files_without_bytes_are_refused(tmp_path: Path
     with path.open("rb") as file:
         for stream in (np.empty(127, np.uint8), np.empty(130, np.uint8)[1:130]):
             with pytest.raises(ValueError, match="no room"):
-                made.pack(file.fileno(), stream, beside, False)
+                made.pack(ISAS[-1], file.fileno(), stream, beside, False)
         with pytest.raises(EOFError):
-            made.pack(file.fileno(), np.empty(128, np.uint8), beside, False)
+            made.pack(ISAS[-1], file.fileno(), np.empty(128, np.uint8), beside, False)
         with pytest.raises((BufferError, ValueError)):
-            made.pack(file.fileno(), np.empty((128, 2), np.uint8)[:, 0], beside, True)
+            made.pack(ISAS[-1], file.fileno(), np.empty((128, 2), np.uint8)[:, 0], beside, True)
+        with pytest.raises(ValueError, match="`vax` cannot run here"):
+            made.pack("vax", file.fileno(), np.empty(128, np.uint8), beside, False)
     with pytest.raises(OSError, match="descriptor"):
-        made.pack(file.fileno() if not file.closed else 1 << 20, np.empty(128, np.uint8), beside, False)
+        made.pack(ISAS[-1], file.fileno() if not file.closed else 1 << 20, np.empty(128, np.uint8), beside, False)
 
 
 def test_random_plans_never_leave_their_places() -> None:
@@ -306,7 +368,7 @@ def test_random_plans_never_leave_their_places() -> None:
         num_taken += 1
         read, write = os.pipe()
         with pytest.raises((OSError, EOFError)):
-            made.pack(read, np.empty(512, np.uint8), np.empty(0, np.uint8), rng.random() < 0.5)
+            made.pack(ISAS[-1], read, np.empty(512, np.uint8), np.empty(0, np.uint8), rng.random() < 0.5)
         os.close(read)
         os.close(write)
     assert num_taken > 50

@@ -6,7 +6,7 @@ import random
 
 import numpy as np
 
-from kvarto.adapters.spare_images import SpareImages
+from kvarto.adapters.spare_images import SpareImages, new_images
 
 
 def test_a_block_is_taken_again_by_its_size_and_by_nobody_twice() -> None:
@@ -34,3 +34,11 @@ def test_no_more_is_kept_than_was_said() -> None:
             assert spare.size_bytes <= 300
     spare.give(np.empty((20, 100), np.uint8))
     assert spare.size_bytes == 0
+
+
+def test_blocks_begin_with_a_cache_line_and_are_as_large_as_was_asked() -> None:
+    for num_pages, page_bytes in ((1, 64), (3, 100), (7, 4096), (3, 1 << 20)):
+        block = new_images(num_pages, page_bytes)
+        assert block.shape == (num_pages, page_bytes)
+        assert block.flags.c_contiguous
+        assert block.ctypes.data % 64 == 0

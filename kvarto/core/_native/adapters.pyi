@@ -25,5 +25,5 @@ class FileTensor:
 class PackPlan:
     def __init__(self, tensors: list[FileTensor], file_bytes: int, stream_bytes: int, beside_bytes: int) -> None: ...
     def pack(
-        self, file: int, stream: NDArray[np.uint8], beside: NDArray[np.uint8], may_be_direct: bool
+        self, isa: str, file: int, stream: NDArray[np.uint8], beside: NDArray[np.uint8], may_be_direct: bool
     ) -> tuple[tuple[int, bool] | None, int]: ...
