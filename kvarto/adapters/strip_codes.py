@@ -7,7 +7,7 @@
 
 A scale that float16 rounds down by so much that the largest value would be half a code out of range is the next larger
 one; so a value becomes zero for want of a small scale only below half of the smallest float16, 3e-8. The scale of a
-block of zeros is 0. Native code does the same in one pass over the file (native/adapters/strip_codes.cpp); this is what
+block of zeros is 0. Native code does the same in one pass over the file (native/ops/strip_codes.cpp); this is what
 it is compared with, and what reads codes where DoRA needs values.
 """
 

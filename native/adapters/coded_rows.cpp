@@ -5,7 +5,6 @@
 #include <vector>
 
 #include "adapters/file_values.h"
-#include "adapters/strip_codes.h"
 
 namespace kvarto {
 
@@ -51,11 +50,12 @@ Result read_floats(FileReader& file, const FileTensor& tensor, const PackKernels
 }
 
 // A row of the file is a strip; those that stay in order are encoded together.
-bool encode_rows(const FileTensor& tensor, int64_t first, int64_t num_rows, const float* rows, std::byte* target) {
+bool encode_rows(const FileTensor& tensor, const PackKernels& kernels, int64_t first, int64_t num_rows, const float* rows,
+                 std::byte* target) {
     const int64_t strip = strip_bytes(tensor.strips, tensor.num_columns), blocks = tensor.num_columns / kCodeColumns;
-    if (tensor.num_heads == 0) return encode(tensor.strips, rows, num_rows * blocks, target + first * strip);
+    if (tensor.num_heads == 0) return kernels.encode(tensor.strips, rows, num_rows * blocks, target + first * strip);
     for (int64_t row = 0; row < num_rows; ++row, rows += tensor.num_columns)
-        if (!encode(tensor.strips, rows, blocks, target + tensor.place_of(first + row) * strip)) return false;
+        if (!kernels.encode(tensor.strips, rows, blocks, target + tensor.place_of(first + row) * strip)) return false;
     return true;
 }
 
@@ -78,10 +78,10 @@ bool encode_columns(const FileTensor& tensor, const PackKernels& kernels, int64_
     find_columns(tensor, kernels, first, num_rows, scratch);
     const float* columns = scratch.columns.data();
     const int64_t strip = strip_bytes(tensor.strips, tensor.num_rows), blocks = num_rows / kCodeColumns;
-    if (num_rows == tensor.num_rows) return encode(tensor.strips, columns, tensor.num_columns * blocks, target);
+    if (num_rows == tensor.num_rows) return kernels.encode(tensor.strips, columns, tensor.num_columns * blocks, target);
     target += strip_bytes(tensor.strips, first);
     for (int64_t column = 0; column < tensor.num_columns; ++column, target += strip, columns += num_rows)
-        if (!encode(tensor.strips, columns, blocks, target)) return false;
+        if (!kernels.encode(tensor.strips, columns, blocks, target)) return false;
     return true;
 }
 
@@ -97,7 +97,7 @@ Result read_parts(FileReader& file, const FileTensor& tensor, const PackKernels&
         if (result.end != End::kDone) return result;
         const bool is_done = tensor.is_transposed
                                  ? encode_columns(tensor, kernels, first, here, scratch, target)
-                                 : encode_rows(tensor, first, here, scratch.rows.data(), target);
+                                 : encode_rows(tensor, kernels, first, here, scratch.rows.data(), target);
         if (!is_done) return {End::kTooLarge};
     }
     return {};

@@ -28,11 +28,12 @@ struct Transposition {
     bool is_read_soon;  // so that it stays in the caches
 };
 
-// What the values of an adapter's file go through; see ops/pack_values.h.
+// What the values of an adapter's file go through; see ops/pack_values.h and ops/strip_codes.h.
 struct PackKernels {
     bool (*are_finite)(StripType type, const std::byte* values, int64_t count);
     bool (*copy_finite)(StripType type, const std::byte* values, int64_t count, std::byte* out);
     void (*transpose)(const Transposition& block);
+    bool (*encode)(StripType type, const float* values, int64_t num_blocks, std::byte* out);
 };
 
 // Two kinds of op. Row ops work on each row alone: consecutive ones run back to back on a few rows, without a barrier.

@@ -11,6 +11,7 @@
 #include "ops/page_hash.h"
 #include "ops/row_ops.h"
 #include "ops/sample.h"
+#include "ops/strip_codes.h"
 #include "ops/write_kv.h"
 
 #define KVARTO_STRING(name) KVARTO_NAME(name)
@@ -40,7 +41,7 @@ const Kernels& kernels() {
         .adapter_embeddings = adapter_embeddings,
         .adapter_logits = adapter_logits,
         .finish_logits = finish_logits,
-        .pack = {.are_finite = are_finite, .copy_finite = copy_finite, .transpose = transpose},
+        .pack = {.are_finite = are_finite, .copy_finite = copy_finite, .transpose = transpose, .encode = encode},
         .hash_pages = kHashPages,
     };
     return table;

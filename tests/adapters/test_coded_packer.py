@@ -87,6 +87,29 @@ def test_random_tensors_become_the_codes_of_their_strips(seed: int, tmp_path: Pa
         assert stream.tobytes() == bytes(want)
 
 
+@pytest.mark.parametrize("codes", CODES)
+@pytest.mark.parametrize("isa", ISAS)
+def test_blocks_of_extreme_values_become_their_codes_too(isa: str, codes: StripType, tmp_path: Path) -> None:
+    """What is too small for a scale, ties between signs, and what is next to too large; any number of blocks."""
+    smallest, scale = np.float32(2.0**-149), np.float32(2.0**-24)
+    extremes = [sign * each * unit for unit in (smallest, scale / 4) for each in range(1, 20) for sign in (1, -1)]
+    blocks = np.zeros((len(extremes) + 3, 32), np.float32)
+    for row, extreme in enumerate(extremes):
+        blocks[row, [row % 7, 20]] = extreme, -extreme if row % 3 else extreme / 2
+    blocks[-2:, 5] = 5.2e5, -5.2e5
+    for num_blocks in (1, 15, 16, 17, len(blocks)):
+        values = np.ascontiguousarray(blocks[-num_blocks:])
+        (tmp_path / "file").write_bytes(values.tobytes())
+        expected = quantise(values, codes)
+        assert expected is not None
+        matrix = _native.adapters.FileTensor(0, num_blocks, 32, 0, Encoding.F32, codes.code, False, False, 0)
+        stream = np.full(len(expected), 7, np.uint8)
+        with (tmp_path / "file").open("rb") as file:
+            made = _native.adapters.PackPlan([matrix], values.nbytes, len(expected), 0)
+            assert made.pack(isa, file.fileno(), stream, np.empty(0, np.uint8), False) == (None, 0)
+        assert stream.tobytes() == expected.tobytes()
+
+
 def arrays(rng: random.Random) -> Iterator[tuple[StoredArray, bytes]]:
     """Tensors of all encodings and their bytes in the file: ranks 1 to 64 beside widths that are blocks, and others."""
     for number in range(6):

@@ -1,15 +1,12 @@
 // Blocks of codes from float32 values: what kvarto/adapters/strip_codes.py says, byte for byte.
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
+#include "core/kernels.h"
 
-#include "core/strip_type.h"
-
-namespace kvarto {
+namespace kvarto::KVARTO_ISA {
 
 // `num_blocks` blocks of kCodeColumns values each, one after the other; all are finite. False where a scale is beyond
 // float16; what was written is then not said.
 bool encode(StripType type, const float* values, int64_t num_blocks, std::byte* out);
 
-}  // namespace kvarto
+}  // namespace kvarto::KVARTO_ISA
