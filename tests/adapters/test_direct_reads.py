@@ -23,6 +23,8 @@ BASE = targets_of(program_of())
 SIZES = (1, 2, 511, 512, 513, 4095, 4096, 4097, 65_537, (4 << 20) - 1, (4 << 20) + 4098, (9 << 20) + 3)
 NOTHING = np.empty(0, np.uint8)
 ISA = _native.ops.isas()[-1]
+TRIES = 5
+"""Of which one must find the file out of the page cache: the kernel keeps what another holds at that moment."""
 
 
 def put_on_disk(path: Path) -> None:
@@ -89,10 +91,15 @@ def test_wherever_a_tensor_begins_and_the_file_ends(size: int, folder: Path) -> 
         tensors = [tensor(start, 1, count, 0, is_transposed=False)] if count else []
         expected = bytes(data[start : start + 2 * count])
         assert packed(path, tensors, 2 * count, may_be_direct=False) == (expected, 0)
-        found, num_direct_bytes = packed(path, tensors, 2 * count, may_be_direct=True)
-        assert found == expected
-        if folder.parts[1] != "dev" and can_be_direct(path):
-            assert num_direct_bytes >= 2 * count, "it was read through the page cache"
+        most = 0
+        for _ in range(TRIES):
+            found, num_direct_bytes = packed(path, tensors, 2 * count, may_be_direct=True)
+            assert found == expected
+            most = max(most, num_direct_bytes)
+            if folder.parts[1] == "dev" or not can_be_direct(path) or most >= 2 * count:
+                break
+        else:
+            pytest.fail("it was read through the page cache")
 
 
 @pytest.mark.parametrize("seed", range(6))
