@@ -28,7 +28,8 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 TEXT = "A sheet is folded into equal pages. Pages hold keys and values, or the rows of an adapter. "
 PROMPTS = ("folded into equal", "keys and values,", "into equal pages.")
 MODULES = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
-RANK, NUM_STEPS, WINDOW, BATCH, NUM_TOKENS = 8, 150, 64, 8, 32
+RANK, NUM_STEPS, WINDOW, BATCH, NUM_TOKENS = 8, 250, 64, 8, 32
+LEARNING_RATE = 2e-2
 TOLERANCE = 2e-4
 """Of a log-probability: two float32 programs that add in different orders differ by up to 4e-5 here."""
 TIE_GAP = 0.02
@@ -55,10 +56,14 @@ class Trained:
 
 
 def train(model: Any, tokens: torch.Tensor) -> list[float]:
-    """Plain AdamW on windows of the text, in float32. Returns the loss of each step."""
-    optimizer = torch.optim.AdamW([each for each in model.parameters() if each.requires_grad], lr=2e-2)
+    """AdamW on windows of the text, in float32. Returns the loss of each step.
+
+    The rate falls to nothing, so that the end is the same text on every machine, whatever its last bits were.
+    """
+    optimizer = torch.optim.AdamW([each for each in model.parameters() if each.requires_grad], lr=LEARNING_RATE)
     losses = []
-    for _ in range(NUM_STEPS):
+    for step in range(NUM_STEPS):
+        optimizer.param_groups[0]["lr"] = LEARNING_RATE * (1 - step / NUM_STEPS)
         starts = torch.randint(len(tokens) - WINDOW, (BATCH,))
         batch = torch.stack([tokens[start : start + WINDOW] for start in starts.tolist()])
         loss = model(input_ids=batch, labels=batch).loss
