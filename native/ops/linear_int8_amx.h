@@ -56,11 +56,7 @@ template <int num_halves, int half, bool has_minimum>
         const __m512 both = _mm512_mul_ps(scale, _mm512_set1_ps(rows.scales[i]));
         totals[i] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(_mm512_load_si512(sums[i])), both, totals[i]);
     }
-    if constexpr (has_minimum && half == num_halves - 1) {
-        const __m512 minimum = _mm512_load_ps(weights.minimum);
-#pragma GCC unroll 16
-        for (int i = 0; i < 16; ++i) totals[i] = _mm512_fmadd_ps(minimum, _mm512_set1_ps(rows.sums[i]), totals[i]);
-    }
+    if constexpr (has_minimum && half == num_halves - 1) add_minima(rows, weights, totals);
 }
 
 // Groups [0, count) of one tile of rows and one panel, into sixteen accumulators.

@@ -1,4 +1,4 @@
-// A group of sixteen weight rows as tiles of rows meet it: unpacked once for all of them.
+// A group of sixteen weight rows as tiles of rows meet it: unpacked once for all of them. Needs AVX-512.
 #pragma once
 
 #include "ops/linear_int8.h"
@@ -11,5 +11,14 @@ template <int num_halves> struct WeightGroup {
     float scales[num_halves][16];
     float minimum[16];
 };
+
+// To sixteen rows' accumulators, each minimum times what the row's group adds up to.
+template <int num_halves>
+[[gnu::always_inline]] inline void add_minima(const StagedGroup& rows, const WeightGroup<num_halves>& weights,
+                                              __m512 (&totals)[16]) {
+    const __m512 minimum = _mm512_load_ps(weights.minimum);
+#pragma GCC unroll 16
+    for (int i = 0; i < 16; ++i) totals[i] = _mm512_fmadd_ps(minimum, _mm512_set1_ps(rows.sums[i]), totals[i]);
+}
 
 }  // namespace kvarto::KVARTO_ISA

@@ -63,11 +63,7 @@ template <Format format, bool is_fine>
     using B = Block<format>;
     add_half<format, 0, is_fine>(rows, weights, totals);
     if constexpr (B::kHalves == 2) add_half<format, 1, is_fine>(rows, weights, totals);
-    if constexpr (B::kHasMinimum) {
-        const __m512 minimum = _mm512_load_ps(weights.minimum);
-#pragma GCC unroll 16
-        for (int i = 0; i < 16; ++i) totals[i] = _mm512_fmadd_ps(minimum, _mm512_set1_ps(rows.sums[i]), totals[i]);
-    }
+    if constexpr (B::kHasMinimum) add_minima(rows, weights, totals);
 }
 
 // Groups [0, count) of one tile of rows and one panel, into sixteen accumulators.
