@@ -25,6 +25,9 @@ WARM_UP_TOKENS = (512, 200, 64)
 The last one is asked of each adapter too, which brings it into memory."""
 IDLE_CORES = 0.02
 """A server that uses more of them while nobody asks is stopped while another one is measured."""
+SETTLE_WINDOWS = 8
+"""Of watching whether a server that has just answered for the first time still does what belongs to its start, as ours
+does, which backs its memory: it would slow what is measured first."""
 
 
 @dataclass(slots=True)
@@ -115,6 +118,9 @@ class Comparison:
         prompts = [self.maker.one(f"{salt}/{length}", length, 8) for length in WARM_UP_TOKENS]
         prompts += [replace(prompts[-1], adapter=name) for name in server.launch.adapters]
         asyncio.run(send_all(server.launch, prompts, len(prompts)))
+        for _ in range(SETTLE_WINDOWS):
+            if server.idle_cores() <= IDLE_CORES:
+                break
 
     def _log_path(self, launch: Launch) -> Path:
         return self.folders.root / "logs" / f"{launch.port}.log"
