@@ -9,7 +9,7 @@ namespace kvarto::KVARTO_ISA {
 
 namespace {
 
-constexpr int32_t kFewRows = 16;        // below it vectors are as fast as tiles
+constexpr int32_t kFewRows = 16;        // below it a tile would be partly empty
 constexpr int32_t kItemsPerWorker = 8;  // enough for workers to end together
 
 void stage_row(const QuantisedRow& row, int32_t num_groups, int32_t i, StagedGroup* tile) {
