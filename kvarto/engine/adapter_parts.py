@@ -44,7 +44,7 @@ NUM_READERS = 2
 NICENESS = 10
 """Of threads that load: those that compute go first, where there are fewer cores than both want. Linux gives weight 110
 beside 1024: a tenth of a core on which another computes all the time, and what that one leaves while it waits for the
-rest of its team. When an adapter of 20 MB took 14 ms, 27 a second took 0.4 cores: two tenths, and the gaps of two cores.
+rest of its team. When an adapter of 20 MB took 14 ms, 27 a second took 0.4 cores: two tenths, and gaps of two cores.
 """
 
 
