@@ -9,8 +9,8 @@ namespace kvarto::KVARTO_ISA {
 
 namespace {
 
-constexpr int32_t kFewRows = 16;        // below it a tile would be partly empty
 constexpr int32_t kItemsPerWorker = 8;  // enough for workers to end together
+constexpr int64_t kBlockBytes = 640 << 10;  // of staged rows, which others leave the rest of a second-level cache
 
 void stage_row(const QuantisedRow& row, int32_t num_groups, int32_t i, StagedGroup* tile) {
     for (int32_t group = 0; group < num_groups; ++group) {
@@ -69,6 +69,16 @@ void prepare(const LinearOp& op, const Int8Rows& rows, Worker& worker) {
     worker.barrier();
 }
 
+// Rows that meet all panels before others do: as staged they stay in the second-level cache, from which every panel
+// reads them again. Whole tiles, blocks of about one size.
+int32_t rows_of_block(const Int8Rows& rows) {
+    if (!uses_tiles(rows.num_rows)) return rows.num_rows;
+    const int64_t tile_bytes = staged_bytes(16, rows.x.width) * 11 / 20;  // without the fine codes, which few have
+    const int32_t most = std::max(1, static_cast<int32_t>(kBlockBytes / tile_bytes));
+    const int32_t num_blocks = (rows.num_tiles() + most - 1) / most;
+    return (rows.num_tiles() + num_blocks - 1) / num_blocks * 16;
+}
+
 }  // namespace
 
 Int8Rows prepared_rows(const LinearOp& op, const StepView& step, Worker& worker) {
@@ -77,7 +87,7 @@ Int8Rows prepared_rows(const LinearOp& op, const StepView& step, Worker& worker)
     return rows;
 }
 
-bool uses_tiles(int32_t num_rows) { return kHasTiles && num_rows >= kFewRows; }
+bool uses_tiles(int32_t num_rows) { return kHasTiles && num_rows >= kFewestTileRows; }
 
 void stage_rows(const Int8Rows& rows, int32_t tile) {
     const int32_t num_groups = rows.x.width / kGroup;
@@ -102,20 +112,24 @@ void multiply_panels(const Part& part, const Int8Rows& rows, int32_t first, int3
 }
 
 void linear_int8(const LinearOp& op, const StepView& step, Worker& worker) {
-    Int8Rows rows = prepared_rows(op, step, worker);
+    const Int8Rows rows = prepared_rows(op, step, worker);
     if (rows.num_rows == 0) return;
+    const int32_t block_rows = rows_of_block(rows);
     int64_t item = worker.take();
-    int64_t first_item = 0;  // of this part
-    for (const Part& part : op.weight.parts) {
-        const int32_t panels = std::max(1, part.num_panels() / (kItemsPerWorker * worker.num_workers()));
-        const int64_t num_items = (part.num_panels() + panels - 1) / panels;
-        for (; item < first_item + num_items; item = worker.take()) {
-            const auto first = static_cast<int32_t>((item - first_item) * panels);
-            multiply_panels(part, rows, first, std::min(first + panels, part.num_panels()));
+    int64_t first_item = 0;  // of this block and part
+    for (int32_t row = 0; row < rows.num_rows; row += block_rows) {
+        Int8Rows block = rows.from(row, block_rows);
+        for (const Part& part : op.weight.parts) {
+            const int32_t panels = std::max(1, part.num_panels() / (kItemsPerWorker * worker.num_workers()));
+            const int64_t num_items = (part.num_panels() + panels - 1) / panels;
+            for (; item < first_item + num_items; item = worker.take()) {
+                const auto first = static_cast<int32_t>((item - first_item) * panels);
+                multiply_panels(part, block, first, std::min(first + panels, part.num_panels()));
+            }
+            first_item += num_items;
+            block.out += part.num_rows;
+            if (block.bias != nullptr) block.bias += part.num_rows;
         }
-        first_item += num_items;
-        rows.out += part.num_rows;
-        if (rows.bias != nullptr) rows.bias += part.num_rows;
     }
 }
 

@@ -10,6 +10,8 @@
 // (Q6_K has two such groups of 16.) The bias is added last.
 #pragma once
 
+#include <algorithm>
+
 #include "core/ops.h"
 #include "core/step.h"
 #include "core/threads.h"
@@ -50,7 +52,19 @@ struct Int8Rows {
 
     QuantisedRow row(int32_t i) const { return x.int8(index != nullptr ? index[i] : i); }
     int32_t num_tiles() const { return (num_rows + 15) / 16; }
+
+    // Those from `first` on, `count` at most; a multiple of sixteen where they are staged. Without index.
+    Int8Rows from(int32_t first, int32_t count) const;
 };
+
+inline Int8Rows Int8Rows::from(int32_t first, int32_t count) const {
+    Int8Rows some = *this;
+    some.x.data += first * x.row_bytes;
+    some.num_rows = std::min(count, num_rows - first);
+    some.staged += staged_bytes(first, x.width);
+    some.out += first * out_stride;
+    return some;
+}
 
 }  // namespace kvarto
 

@@ -15,6 +15,7 @@
 namespace kvarto::KVARTO_ISA {
 
 inline constexpr bool kHasSignedWeights = true;  // codes of weights, without their offset
+inline constexpr int kRowStep = 16;              // a tile of fewer rows takes as long
 
 // Tiles 0 and 1: sums. 2 and 3: codes of rows. 4 and 5: codes of weights. Q6_K takes half a group at a time.
 template <int num_halves> void begin_tiles() {
@@ -61,10 +62,11 @@ template <int num_halves, int half, bool has_minimum>
 
 // Groups [0, count) of one tile of rows and one panel, into sixteen accumulators.
 // Inlined, so that the accumulators stay in registers.
-template <Format format>
+template <Format format, int num_rows>
 [[gnu::always_inline]] inline void add_groups(const StagedGroup* rows,
                                               const WeightGroup<Block<format>::kHalves>* weights, int32_t count,
-                                              __m512 (&totals)[16]) {
+                                              __m512 (&totals)[num_rows]) {
+    static_assert(num_rows == 16);
     using B = Block<format>;
     constexpr int num_halves = B::kHalves;
     alignas(64) int32_t sums[2][16][16];

@@ -12,13 +12,13 @@ template <int num_halves> struct WeightGroup {
     float minimum[16];
 };
 
-// To sixteen rows' accumulators, each minimum times what the row's group adds up to.
-template <int num_halves>
+// To rows' accumulators, each minimum times what the row's group adds up to.
+template <int num_halves, int num_rows>
 [[gnu::always_inline]] inline void add_minima(const StagedGroup& rows, const WeightGroup<num_halves>& weights,
-                                              __m512 (&totals)[16]) {
+                                              __m512 (&totals)[num_rows]) {
     const __m512 minimum = _mm512_load_ps(weights.minimum);
 #pragma GCC unroll 16
-    for (int i = 0; i < 16; ++i) totals[i] = _mm512_fmadd_ps(minimum, _mm512_set1_ps(rows.sums[i]), totals[i]);
+    for (int i = 0; i < num_rows; ++i) totals[i] = _mm512_fmadd_ps(minimum, _mm512_set1_ps(rows.sums[i]), totals[i]);
 }
 
 }  // namespace kvarto::KVARTO_ISA

@@ -1,4 +1,4 @@
-// A few rows at a time, each group of weights unpacked once for all of them.
+// A few rows at a time, each group of weights unpacked once for all of them, and asked for before its turn.
 //
 // Cost per group of 32 columns and 16 rows of weights, in vector operations of 16 lanes: to unpack, 12 (4 bits); per
 // activation row, 8 for the products and 3 or 4 for the scales, and 9 more where the row's group has fine codes. With
@@ -6,10 +6,13 @@
 // operations.
 #include "ops/linear_int8_dot.h"
 #include "ops/linear_int8_panels.h"
+#include "ops/prefetch.h"
 
 namespace kvarto::KVARTO_ISA {
 
 namespace {
+
+constexpr int64_t kBytesAhead = 2048;  // of weights; 4096 would meet the same places of the cache as what is read
 
 #if defined(__AVX512F__)
 constexpr int kMostRows = 8;  // and eight quads, of 32 registers
@@ -69,12 +72,15 @@ void multiply_rows(const Part& part, const Int8Rows& rows, int32_t panel, int32_
     for (int i = 0; i < num_rows; ++i) some[i] = rows.row(first_row + i);
     RowSums<format, num_rows> sums{some, {}};
     for (F32x16& sum : sums.sums) sum = F32x16::zero();
-    const int64_t bytes = block_bytes(format, part.group_size);
+    const int64_t bytes = block_bytes(format, part.group_size), group_bytes = bytes / B::groups(part.group_size);
     const std::byte* block = part.data + panel * panel_bytes(format, part.group_size, rows.x.width);
     const int32_t num_groups = rows.x.width / kGroup, groups = B::groups(part.group_size);
     for (int32_t column = 0; column < num_groups; column += groups, block += bytes) {
         const B unpacked(block, part.group_size);
-        for (int32_t group = 0; group < groups; ++group) sums.add(unpacked, group, column + group);
+        for (int32_t group = 0; group < groups; ++group) {
+            prefetch_lines<Cache::kFirst>(block + group * group_bytes + kBytesAhead, group_bytes);
+            sums.add(unpacked, group, column + group);
+        }
     }
     const int32_t first_lane = panel * kLanes, left = part.num_rows - first_lane;
     for (int i = 0; i < num_rows; ++i)

@@ -18,4 +18,11 @@ inline constexpr bool kHasTiles = true;
 inline constexpr bool kHasTiles = false;
 #endif
 
+// As tiles multiply them; fewer are multiplied as they lie.
+#if defined(__AMX_INT8__)
+inline constexpr int32_t kFewestTileRows = 16;  // below it a tile would be partly empty
+#else
+inline constexpr int32_t kFewestTileRows = 48;  // below it rows that lie apart cost less than to stage them and unpack first
+#endif
+
 }  // namespace kvarto::KVARTO_ISA

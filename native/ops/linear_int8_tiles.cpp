@@ -38,53 +38,97 @@ void unpack_chunk(const std::byte* panel, int32_t group_size, int32_t first, int
 }
 
 // Where the sums of a tile of rows and a panel lie between chunks, and in the end.
-struct OutTile {
-    float* out;
-    int64_t stride;
-    int32_t num_rows;
-    __mmask16 lanes;
+template <int num_rows> class OutTile {
+public:
+    OutTile(const Int8Rows& rows, const Part& part, int32_t tile, int32_t panel)
+        : out_(rows.out + 16 * tile * rows.out_stride + panel * kLanes), stride_(rows.out_stride),
+          num_filled_(std::min(rows.num_rows - 16 * tile, num_rows)),
+          lanes_(static_cast<__mmask16>((1U << std::min(part.num_rows - panel * kLanes, kLanes)) - 1)),
+          bias_(rows.bias != nullptr ? rows.bias + panel * kLanes : nullptr) {}
 
     // Stores leave in order, so each would wait for a line that is not near.
     void ask_for() const {
-        for (int32_t i = 0; i < num_rows; ++i) __builtin_prefetch(out + i * stride, 1);
+        for (int32_t i = 0; i < num_filled_; ++i) __builtin_prefetch(out_ + i * stride_, 1);
     }
 
-    void load(__m512 (&totals)[16]) const {
+    void load(__m512 (&totals)[num_rows]) const {
 #pragma GCC unroll 16
-        for (int i = 0; i < 16; ++i)
-            totals[i] = i < num_rows ? _mm512_maskz_loadu_ps(lanes, out + i * stride) : _mm512_setzero_ps();
+        for (int i = 0; i < num_rows; ++i)
+            totals[i] = i < num_filled_ ? _mm512_maskz_loadu_ps(lanes_, out_ + i * stride_) : _mm512_setzero_ps();
     }
 
-    void store(const __m512 (&totals)[16]) const {
+    void add_bias(__m512 (&totals)[num_rows]) const {
+        if (bias_ == nullptr) return;
+        const __m512 bias = _mm512_maskz_loadu_ps(lanes_, bias_);
+        for (__m512& total : totals) total = _mm512_add_ps(total, bias);
+    }
+
+    void store(const __m512 (&totals)[num_rows]) const {
 #pragma GCC unroll 16
-        for (int i = 0; i < 16; ++i)
-            if (i < num_rows) _mm512_mask_storeu_ps(out + i * stride, lanes, totals[i]);
+        for (int i = 0; i < num_rows; ++i)
+            if (i < num_filled_) _mm512_mask_storeu_ps(out_ + i * stride_, lanes_, totals[i]);
+    }
+
+private:
+    float* out_;
+    int64_t stride_;
+    int32_t num_filled_;
+    __mmask16 lanes_;
+    const float* bias_;
+};
+
+// One panel of a part, as the rows meet it.
+template <Format format> struct Panel {
+    const Part& part;
+    const Int8Rows& rows;
+    int32_t index;
+    const std::byte* packed = part.data + index * panel_bytes(format, part.group_size, rows.x.width);
+    int32_t num_groups = rows.x.width / kGroup;
+
+    using Weights = WeightGroup<Block<format>::kHalves>;
+
+    void unpack(int32_t first, int32_t last, Weights* out) const {
+        unpack_chunk<format>(packed, part.group_size, first, last, out);
+    }
+
+    const StagedGroup* staged(int32_t tile) const {
+        return reinterpret_cast<const StagedGroup*>(rows.staged) + tile * num_groups;
     }
 };
 
-template <Format format> void multiply_panel(const Part& part, const Int8Rows& rows, int32_t panel) {
-    using B = Block<format>;
-    const std::byte* packed = part.data + panel * panel_bytes(format, part.group_size, rows.x.width);
-    const int32_t num_groups = rows.x.width / kGroup, first_lane = panel * kLanes;
-    const auto lanes = static_cast<__mmask16>((1U << std::min(part.num_rows - first_lane, kLanes)) - 1);
-    const auto* staged = reinterpret_cast<const StagedGroup*>(rows.staged);
-    WeightGroup<B::kHalves> weights[kChunk];
-    for (int32_t first = 0; first < num_groups; first += kChunk) {
-        const int32_t last = std::min(first + kChunk, num_groups);
-        unpack_chunk<format>(packed, part.group_size, first, last, weights);
-        for (int32_t tile = 0; tile < rows.num_tiles(); ++tile) {
-            const OutTile out{rows.out + 16 * tile * rows.out_stride + first_lane, rows.out_stride,
-                              std::min(rows.num_rows - 16 * tile, 16), lanes};
-            out.ask_for();
-            __m512 totals[16] = {};
-            if (first > 0) out.load(totals);
-            add_groups<format>(staged + tile * num_groups + first, weights, last - first, totals);
-            if (last == num_groups && rows.bias != nullptr) {
-                const __m512 bias = _mm512_maskz_loadu_ps(lanes, rows.bias + first_lane);
-                for (__m512& total : totals) total = _mm512_add_ps(total, bias);
-            }
-            out.store(totals);
-        }
+// Groups [first, last), which `weights` begins with, of the rows of a tile.
+template <Format format, int num_rows>
+void multiply_tile(const Panel<format>& panel, const WeightGroup<Block<format>::kHalves>* weights, int32_t first,
+                   int32_t last, int32_t tile) {
+    const OutTile<num_rows> out(panel.rows, panel.part, tile, panel.index);
+    out.ask_for();
+    __m512 totals[num_rows] = {};
+    if (first > 0) out.load(totals);
+    add_groups<format, num_rows>(panel.staged(tile) + first, weights, last - first, totals);
+    if (last == panel.num_groups) out.add_bias(totals);
+    out.store(totals);
+}
+
+// f.operator()<n>(), where a tile's rows are rounded up to n.
+template <class F> void with_rows(int32_t num_rows, F f) {
+    if (num_rows > 12 || kRowStep == 16) return f.template operator()<16>();
+    if constexpr (kRowStep < 16) {
+        if (num_rows <= 4) return f.template operator()<4>();
+        if (num_rows <= 8) return f.template operator()<8>();
+        f.template operator()<12>();
+    }
+}
+
+template <Format format> void multiply_panel(const Panel<format>& panel) {
+    const Int8Rows& rows = panel.rows;
+    typename Panel<format>::Weights weights[kChunk];
+    for (int32_t first = 0; first < panel.num_groups; first += kChunk) {
+        const int32_t last = std::min(first + kChunk, panel.num_groups);
+        panel.unpack(first, last, weights);
+        for (int32_t tile = 0; tile < rows.num_tiles(); ++tile)
+            with_rows(rows.num_rows - 16 * tile, [&]<int num_rows>() {
+                multiply_tile<format, num_rows>(panel, weights, first, last, tile);
+            });
     }
 }
 
@@ -93,7 +137,7 @@ template <Format format> void multiply_panel(const Part& part, const Int8Rows& r
 void multiply_panels_by_tiles(const Part& part, const Int8Rows& rows, int32_t first, int32_t last) {
     with_format(part.format, [&]<Format format>() {
         begin_tiles<Block<format>::kHalves>();
-        for (int32_t panel = first; panel < last; ++panel) multiply_panel<format>(part, rows, panel);
+        for (int32_t panel = first; panel < last; ++panel) multiply_panel<format>({part, rows, panel});
         end_tiles();
     });
 }

@@ -1,6 +1,7 @@
-// Sixteen staged rows × sixteen rows of weights in vectors: a row's codes, four at a time, with a quad of weights (VNNI).
+// Staged rows, sixteen at most, × sixteen rows of weights in vectors: a row's codes, four at a time, with a quad of
+// weights (VNNI).
 //
-// Sixteen rows share a group of weights that is loaded, and all of a group's numbers lie at constant places, so that
+// The rows share a group of weights that is loaded, and all of a group's numbers lie at constant places, so that
 // accumulators and weights stay in registers, and what a row needs comes with the instruction that uses it.
 //
 // Cost per row of a group: 8 products, and 3 or 4 operations to scale them, of which multiplications take one unit: 10 or
@@ -15,6 +16,7 @@
 namespace kvarto::KVARTO_ISA {
 
 inline constexpr bool kHasSignedWeights = false;
+inline constexpr int kRowStep = 4;  // rows of a tile, rounded up to it, are what is multiplied
 
 template <int num_halves> void begin_tiles() {}
 inline void end_tiles() {}
@@ -36,15 +38,15 @@ template <Format format, int half>
     return total;
 }
 
-template <Format format, int half, bool is_fine>
+template <Format format, int half, bool is_fine, int num_rows>
 [[gnu::always_inline]] inline void add_half(const StagedGroup& rows, const WeightGroup<Block<format>::kHalves>& weights,
-                                            __m512 (&totals)[16]) {
+                                            __m512 (&totals)[num_rows]) {
     constexpr int kQuads = 8 / Block<format>::kHalves;
     __m512i quads[kQuads];
 #pragma GCC unroll 8
     for (int j = 0; j < kQuads; ++j) quads[j] = _mm512_load_si512(weights.quads[half * kQuads + j]);
     const __m512 scale = _mm512_load_ps(weights.scales[half]);
-    unrolled<16>([&]<int i>() KVARTO_INLINE {
+    unrolled<num_rows>([&]<int i>() KVARTO_INLINE {
         __m512i products = code_products<format, half>(quads, rows.codes[i], rows.code_sums[i]);
         if constexpr (is_fine) {
             products = _mm512_slli_epi32(products, 7);
@@ -57,21 +59,21 @@ template <Format format, int half, bool is_fine>
     });
 }
 
-template <Format format, bool is_fine>
+template <Format format, bool is_fine, int num_rows>
 [[gnu::always_inline]] inline void add_group(const StagedGroup& rows, const WeightGroup<Block<format>::kHalves>& weights,
-                                             __m512 (&totals)[16]) {
+                                             __m512 (&totals)[num_rows]) {
     using B = Block<format>;
     add_half<format, 0, is_fine>(rows, weights, totals);
     if constexpr (B::kHalves == 2) add_half<format, 1, is_fine>(rows, weights, totals);
     if constexpr (B::kHasMinimum) add_minima(rows, weights, totals);
 }
 
-// Groups [0, count) of one tile of rows and one panel, into sixteen accumulators.
+// Groups [0, count) of one tile of rows and one panel, into as many accumulators as the tile has rows.
 // Inlined, so that the accumulators stay in registers.
-template <Format format>
+template <Format format, int num_rows>
 [[gnu::always_inline]] inline void add_groups(const StagedGroup* rows,
                                               const WeightGroup<Block<format>::kHalves>* weights, int32_t count,
-                                              __m512 (&totals)[16]) {
+                                              __m512 (&totals)[num_rows]) {
     for (int32_t group = 0; group < count; ++group) {
         if (rows[group].fine_rows == 0)
             add_group<format, false>(rows[group], weights[group], totals);

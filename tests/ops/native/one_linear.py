@@ -57,6 +57,7 @@ CASES = [
         96,
         has_bias=True,
     ),
+    Case("blocks of rows", (Band(WeightFormat.Q4_1, 20),), 8192),
     Case("one row of weights", (Band(WeightFormat.Q4_0, 1),), 32, has_bias=True),
     Case("wide", (Band(WeightFormat.Q6_K, 16), Band(WeightFormat.Q4_K, 16)), 2048, has_bias=True),
 ]

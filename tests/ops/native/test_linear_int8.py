@@ -39,7 +39,7 @@ def test_bits_are_one_for_all_sets_rows_and_threads(case: Case) -> None:
     for isa in FUSED_SETS:
         for num_threads in (1, 3):
             linear = Linear(case, 2, isa, num_threads, is_narrow=num_threads == 3)
-            for num_rows in (1, 2, 3, 4, 5, 7, 8, 15, 16, 17, 33, MAX_ROWS):
+            for num_rows in (1, 2, 3, 4, 5, 7, 8, 15, 16, 17, 33, 50, 58, 64, MAX_ROWS):
                 rows = np.random.default_rng(num_rows).permutation(MAX_ROWS)[:num_rows]
                 np.testing.assert_array_equal(linear.multiply(x[rows]), whole[rows], err_msg=f"{isa}, {num_rows} rows")
 
@@ -63,7 +63,7 @@ def test_rows_here_have_groups_of_both_kinds() -> None:
 @each_isa
 def test_one_rows_nan_stays_in_its_row(isa: str) -> None:
     case = Case("nan", (Band(WeightFormat.Q4_1, 20),), 64)
-    for num_rows in (2, 20):
+    for num_rows in (2, 20, 60):
         linear, x = Linear(case, 3, isa), some_rows(num_rows, 64)
         good = linear.multiply(x)
         for bad in (np.nan, np.inf):
