@@ -74,12 +74,12 @@ private:
             const UnitRows rows(plan_, op_.heads, unit, head);
             path_.start(rows, plan_.first_tile(unit, item.spans.end));
             for (int32_t span = item.spans.first; span < item.spans.end; ++span) {
-                if (span + 1 == item.spans.end) {
+                if (unit.num_seqs > 1 || Path::kAddsUp) span_.clear(rows.num_rows);
+                run_span(unit, rows, head, plan_.first_tile(unit, span), [&] {
+                    if (span + 1 < item.spans.end) return;
                     if (head + 1 < item.end_head) ask_for(unit, head + 1, item.spans.first);
                     else if (next.unit != nullptr) ask_for(*next.unit, next.item.first_head, next.item.spans.first);
-                }
-                if (unit.num_seqs > 1 || Path::kAddsUp) span_.clear(rows.num_rows);
-                run_span(unit, rows, head, plan_.first_tile(unit, span));
+                });
                 if (plan_.is_split(unit))
                     set_aside(rows, partial(unit, head, span));
                 else if (span == 0)
@@ -93,15 +93,25 @@ private:
 
     // Begins to read the strip with which a head or an item begins: within them the path looks ahead itself.
     void ask_for(const Unit& unit, int32_t kv_head, int32_t span) {
-        if (unit.num_rows > kFewRows) return;
+        if (unit.num_rows > kFewRows && unit.num_seqs == 1) return;
         const int32_t seq = plan_.sequence(unit, 0), span_tile = plan_.first_tile(unit, span);
         path_.ask_for(plan_.table(seq), step_.context_lens[seq], std::max(unit.first_tile, span_tile),
                       std::min(unit.end_tile, span_tile + Path::kSpanTiles), kv_head, unit.num_rows);
     }
 
-    void run_span(const Unit& unit, const UnitRows& rows, int32_t kv_head, int32_t span_tile) {
+    // `ask_for_next` is called before the last tiles are attended to.
+    template <class F>
+    void run_span(const Unit& unit, const UnitRows& rows, int32_t kv_head, int32_t span_tile, F ask_for_next) {
         const int32_t first_tile = std::max(unit.first_tile, span_tile), span_end = span_tile + Path::kSpanTiles;
         const int32_t end_tile = std::min(unit.end_tile, span_end), shared_end = std::min(unit.shared_end, end_tile);
+        const int32_t own_tile = std::max(first_tile, shared_end);
+        const auto ask_for_own = [&](int32_t i) {
+            if (i == unit.num_seqs || unit.num_seqs == 1) return ask_for_next();
+            const int32_t seq = plan_.sequence(unit, i);
+            path_.ask_for(plan_.table(seq), step_.context_lens[seq], own_tile, std::min(end_tile, plan_.end_tile(seq)),
+                          kv_head, plan_.num_rows(seq));
+        };
+        ask_for_own(0);
         const int32_t first_seq = plan_.sequence(unit, 0);
         path_.attend(rows, 0, rows.num_rows, plan_.table(first_seq), step_.context_lens[first_seq], kv_head, first_tile,
                      shared_end, span_);
@@ -109,9 +119,9 @@ private:
         int32_t row = 0;
         for (int32_t i = 0; i < unit.num_seqs; ++i) {
             const int32_t seq = plan_.sequence(unit, i), end_row = row + plan_.num_rows(seq);
-            const int32_t end_of_seq = std::min(end_tile, (rows.end_key[end_row - 1] - 1) / kTileKeys + 1);
-            path_.attend(rows, row, end_row, plan_.table(seq), step_.context_lens[seq], kv_head,
-                         std::max(first_tile, shared_end), end_of_seq, span_);
+            ask_for_own(i + 1);
+            path_.attend(rows, row, end_row, plan_.table(seq), step_.context_lens[seq], kv_head, own_tile,
+                         std::min(end_tile, plan_.end_tile(seq)), span_);
             row = end_row;
         }
     }

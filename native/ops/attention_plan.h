@@ -86,6 +86,8 @@ public:
     }
     int32_t token(int32_t seq, int32_t row) const { return step_.cu_seqlens[seq] + row / group_size_; }
     int32_t position(int32_t seq, int32_t row) const { return step_.positions[token(seq, row)]; }
+    // Behind all tiles that any row of the sequence sees.
+    int32_t end_tile(int32_t seq) const { return position(seq, num_rows(seq) - 1) / kTileKeys + 1; }
     // The first key that a query at `position` sees.
     int32_t first_key(int32_t position) const { return op_.window == 0 ? 0 : std::max(0, position - op_.window + 1); }
 
