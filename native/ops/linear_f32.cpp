@@ -56,10 +56,36 @@ void run_edge(const Tile& tile, int32_t num_rows, const Group& group) {
     for (int32_t r = 0; r < num_rows; ++r) std::memcpy(tile.out[r], out[r], bytes);
 }
 
+// The run that comes next, asked for while this one is multiplied: by each tile of rows a share of its panels. With one
+// tile there is nothing between two runs, and memory is never idle.
+struct Ahead {
+    std::array<const std::byte*, kTilePanels> panel;
+    int32_t num_panels = 0, num_tiles = 1, bytes = 0;
+
+    void share(int32_t index, Tile& tile) const {
+        const int32_t first = index * num_panels / num_tiles, last = (index + 1) * num_panels / num_tiles;
+        tile.num_ahead = last - first;
+        tile.ahead_bytes = bytes;
+        for (int32_t i = first; i < last; ++i) tile.ahead[i - first] = panel[i];
+    }
+};
+
+Ahead ahead_of(const Group& group, int32_t next_k, const ProductRows& rows) {
+    Ahead ahead;
+    if (next_k == group.num_columns || rows.num_rows <= kTileRows) return ahead;
+    const int64_t bytes = panel_bytes(group.part.format, group.part.group_size, group.num_columns);
+    ahead.num_panels = group.num_panels;
+    ahead.num_tiles = (rows.num_rows + kTileRows - 1) / kTileRows;
+    ahead.bytes = static_cast<int32_t>(bytes / group.num_columns);
+    for (int32_t p = 0; p < group.num_panels; ++p) ahead.panel[p] = group.panel(p) + next_k * bytes / group.num_columns;
+    return ahead;
+}
+
 // Every tile of rows over one run of k.
-void multiply_run(const Group& group, int32_t first_k, const ProductRows& rows, Tile& tile) {
+void multiply_run(const Group& group, int32_t first_k, const ProductRows& rows, const Ahead& ahead, Tile& tile) {
     const bool is_whole = group.num_lanes() == group.num_panels * kLanes;
     for (int32_t first = 0; first < rows.num_rows; first += kTileRows) {
+        ahead.share(first / kTileRows, tile);
         const int32_t count = std::min(kTileRows, rows.num_rows - first);
         for (int32_t r = 0; r < count; ++r) {
             const int64_t source = rows.index != nullptr ? rows.index[first + r] : first + r;
@@ -81,10 +107,11 @@ void multiply_group(const Group& group, const ProductRows& rows) {
         tile.num_k = std::min(kRunColumns, group.num_columns - first_k);
         tile.is_first = first_k == 0;
         const bool is_last = first_k + tile.num_k == group.num_columns;
+        const Ahead ahead = ahead_of(group, first_k + tile.num_k, rows);
         tile.bias = is_last && group.bias != nullptr ? group.bias + int64_t{group.first_panel} * kLanes : nullptr;
         for (int32_t p = 0; p < group.num_panels; ++p)
             tile.panel[p] = panel_block(group.part, group.panel(p), first_k, tile.num_k, blocks[p]);
-        multiply_run(group, first_k, rows, tile);
+        multiply_run(group, first_k, rows, ahead, tile);
     }
 }
 

@@ -43,6 +43,10 @@ struct Tile {
     const float* bias;                            // at the first panel's first lane; null before the last run of k
     int32_t num_k;
     bool is_first;  // of the runs of k: sums start at 0, otherwise at what `out` holds
+    // What later tiles will read of memory, some bytes of it with each k: the first `num_ahead` are asked for.
+    std::array<const std::byte*, kTilePanels> ahead;
+    int32_t num_ahead;
+    int32_t ahead_bytes;  // of one k
 };
 
 template <int R, int P> void run_tile(const Tile& tile) {
@@ -55,6 +59,7 @@ template <int R, int P> void run_tile(const Tile& tile) {
     const std::array<const float*, kTileRows> x = tile.x;
     const std::array<const float*, kTilePanels> panel = tile.panel;
     for (int64_t k = 0; k < tile.num_k; ++k) {
+        for (int32_t i = 0; i < tile.num_ahead; ++i) __builtin_prefetch(tile.ahead[i] + k * tile.ahead_bytes, 0, 2);
         F32x16 w[P];
         unrolled<P>([&]<int p>() { w[p] = F32x16::load(panel[p] + k * kLanes); });
         unrolled<R>([&]<int r>() {
