@@ -10,7 +10,7 @@ namespace {
 
 using Sums = F32x16[kBlockRows][kStripBlock];
 
-// Columns of a row in float32, filled up to whole vectors; `copy` has room for a span.
+// Columns of a row in float32, filled up to whole vectors; `copy` has room for them.
 const float* x_span(const Rows& x, int64_t row, int32_t first, int32_t count, float* copy) {
     if (x.form == RowForm::kF32) {
         const float* there = x.f32(row) + first;
@@ -33,25 +33,34 @@ const float* x_span(const Rows& x, int64_t row, int32_t first, int32_t count, fl
     return copy;
 }
 
+// Columns [column, column + count), where `spans` begin. One row takes all strips of a block side by side; several rows
+// take as many strips as they are, whose sums fit into the registers.
 template <StripType type, int R>
-void dot_span(const StripSpans& strips, const std::array<const float*, kBlockRows>& x, int32_t count, Sums& sums) {
-    F32x16 local[R][kStripBlock];
-    for (int32_t r = 0; r < R; ++r)
-        for (int32_t s = 0; s < kStripBlock; ++s) local[r][s] = sums[r][s];
-    const std::byte *a = strips[0], *b = strips[1], *c = strips[2], *d = strips[3];
-    for (int32_t i = 0; i < count; i += kWide) {
-        const F32x16 w[kStripBlock] = {load_strip<type>(a, i), load_strip<type>(b, i), load_strip<type>(c, i),
-                                       load_strip<type>(d, i)};
-        for (int32_t r = 0; r < R; ++r) {
-            const F32x16 value = F32x16::load(x[static_cast<size_t>(r)] + i);
-            for (int32_t s = 0; s < kStripBlock; ++s) local[r][s] = fma(value, w[s], local[r][s]);
+void dot_span(const StripSpans& spans, int32_t num_strips, const std::array<const float*, kBlockRows>& x, int32_t column,
+              int32_t count, const LinesAhead& ahead, Sums& sums) {
+    constexpr int32_t kStrips = R == 1 ? kStripBlock : kBlockRows;
+    for (int32_t first = 0; first < num_strips; first += kStrips) {
+        F32x16 local[R][kStrips];
+        const std::byte* at[kStrips];
+        for (int32_t s = 0; s < kStrips; ++s) at[s] = spans[first + s];
+        for (int32_t r = 0; r < R; ++r)
+            for (int32_t s = 0; s < kStrips; ++s) local[r][s] = sums[r][first + s];
+        for (int32_t i = 0; i < count; i += kWide) {
+            if (first == 0 && i % line_columns(type) == 0) ahead.ask(column + i);
+            F32x16 w[kStrips];
+            for (int32_t s = 0; s < kStrips; ++s) w[s] = load_strip<type>(at[s], i);
+            for (int32_t r = 0; r < R; ++r) {
+                const F32x16 value = F32x16::load(x[static_cast<size_t>(r)] + i);
+                for (int32_t s = 0; s < kStrips; ++s) local[r][s] = fma(value, w[s], local[r][s]);
+            }
         }
+        for (int32_t r = 0; r < R; ++r)
+            for (int32_t s = 0; s < kStrips; ++s) sums[r][first + s] = local[r][s];
     }
-    for (int32_t r = 0; r < R; ++r)
-        for (int32_t s = 0; s < kStripBlock; ++s) sums[r][s] = local[r][s];
 }
 
-using DotSpan = void (*)(const StripSpans&, const std::array<const float*, kBlockRows>&, int32_t, Sums&);
+using DotSpan = void (*)(const StripSpans&, int32_t, const std::array<const float*, kBlockRows>&, int32_t, int32_t,
+                         const LinesAhead&, Sums&);
 
 DotSpan dot_of(StripType type, bool is_one) {
     switch (type) {
@@ -68,20 +77,27 @@ DotSpan dot_of(StripType type, bool is_one) {
 }  // namespace
 
 void dot_strips(const Adapter& adapter, const Strips& strips, int32_t first, int32_t num_strips, const Rows& x,
-                const RowBlock& rows, Dots& out) {
-    alignas(64) float copies[kBlockRows][kSpan];
+                const RowBlock& rows, const StripLines& next, Dots& out) {
+    static_assert(kBlockRows * kSpan <= kWideSpan);
+    alignas(64) float copies[kWideSpan];
     StripSpans spans;
     Sums sums;
-    for (auto& row : sums)
-        for (F32x16& sum : row) sum = F32x16::zero();
-    const DotSpan dot = dot_of(span_type(strips.type), rows.size() == 1);
-    for (int32_t column = 0; column < strips.num_columns; column += kSpan) {
-        const int32_t count = std::min(kSpan, strips.num_columns - column);
-        spans.find(adapter, strips, first, num_strips, column, count);
+    for (int32_t r = 0; r < rows.size(); ++r)
+        for (F32x16& sum : sums[r]) sum = F32x16::zero();
+    const bool is_one = rows.size() == 1;
+    const DotSpan dot = dot_of(span_type(strips.type), is_one);
+    const StripLines own(adapter, strips, first, num_strips, 0, strips.num_columns);
+    const LinesAhead ahead(own, next, strips.num_columns);
+    const bool is_there = own.hold_vectors(strips.type, strips.num_columns);
+    const int32_t widest = is_one && is_there ? kWideSpan : kSpan;
+    for (int32_t column = 0; column < strips.num_columns; column += widest) {
+        const int32_t count = std::min(widest, strips.num_columns - column);
+        if (is_there) spans.find(own, strips.bytes(column));
+        else spans.find(adapter, strips, first, num_strips, column, count);
         std::array<const float*, kBlockRows> at;
         for (int32_t r = 0; r < rows.size(); ++r)
-            at[static_cast<size_t>(r)] = x_span(x, rows[r], column, count, copies[r]);
-        dot(spans, at, count, sums);
+            at[static_cast<size_t>(r)] = x_span(x, rows[r], column, count, copies + r * kSpan);
+        dot(spans, num_strips, at, column, count, ahead, sums);
     }
     for (int32_t r = 0; r < rows.num; ++r)
         for (int32_t s = 0; s < num_strips; ++s) out[r][s] = sum(sums[r][s]);

@@ -9,6 +9,7 @@ namespace kvarto::KVARTO_ISA {
 
 #if defined(__AVX512F__)
 inline constexpr int32_t kBlockRows = 4;  // 4 x 4 sums stay in registers
+static_assert(kStripBlock % kBlockRows == 0, "so much of a block at a time");
 #else
 inline constexpr int32_t kBlockRows = 1;
 #endif
@@ -29,7 +30,8 @@ struct RowBlock {
 using Dots = float[kBlockRows][kStripBlock];
 
 // out[r][s] = strip first + s · row r of x, in the order of sums of adapter_product.h; what there is of `num_strips`.
+// `next` is asked for meanwhile.
 void dot_strips(const Adapter& adapter, const Strips& strips, int32_t first, int32_t num_strips, const Rows& x,
-                const RowBlock& rows, Dots& out);
+                const RowBlock& rows, const StripLines& next, Dots& out);
 
 }  // namespace kvarto::KVARTO_ISA

@@ -1,5 +1,6 @@
-// Bounds. One row per adapter: the bytes of its A and B, each read once; items are a few strips, so that threads end
-// together. Many rows: multiply-adds, sixteen per load of four strips with four rows.
+// Bounds. One row per adapter: the bytes of its A and B, each read once. A thread reads them as fast as memory gives them
+// where lines are asked for all along, from one item into the next, and where an item is long beside what is done once for
+// it. Many rows: multiply-adds, sixteen per load of four strips with four rows.
 #include "ops/adapter_product.h"
 
 #include <algorithm>
@@ -14,7 +15,9 @@ namespace kvarto::KVARTO_ISA {
 
 namespace {
 
-constexpr int32_t kBlocksAhead = 2;  // of strips of B
+// Strips of A that an item is: where there are enough adapters for all threads, several blocks, for what is done once
+// per item takes as long as to read a block.
+int32_t item_strips(const AdapterWork& work) { return work.rows.segments.size() < 8 ? kStripBlock : 4 * kStripBlock; }
 
 // One column of a strip; of codes, one of the columns of its block.
 float value_at(const Adapter& adapter, const Strips& strips, int32_t strip, int32_t column) {
@@ -34,47 +37,76 @@ float* sums_of(const AdapterWork& work, const AdapterUpdate& update, int32_t pla
     return work.sums.f32(place) + update.first_rank;
 }
 
-void shrink_rows(const AdapterWork& work, const Adapter& adapter, const AdapterUpdate& update, RowRange range,
-                 int32_t strip) {
-    const int32_t num_strips = std::min(kStripBlock, update.rank() - strip);
-    Dots dots;
-    for (int32_t place = range.first; place < range.last; place += kBlockRows) {
-        const RowBlock rows(work.rows.rows + place, range.last - place);
-        dot_strips(adapter, update.a, strip, num_strips, work.x, rows, dots);
-        for (int32_t r = 0; r < rows.num; ++r)
-            std::copy_n(dots[r], num_strips, sums_of(work, update, place + r) + strip);
-    }
+// Strips of A of an item.
+RowRange strips_of(const AdapterWork& work, const UpdateItem& item) {
+    const int32_t num = item_strips(work);
+    const int32_t first = item.index / num_row_items(*item.segment, kItemRows) * num;
+    return {first, std::min(first + num, item.part->rank())};
 }
 
-// Of an embedding: the columns of A of the rows' tokens.
-void gather_rows(const AdapterWork& work, const Adapter& adapter, const AdapterUpdate& update, RowRange range,
-                 int32_t strip) {
-    const int32_t last = std::min(strip + kStripBlock, update.rank());
-    for (int32_t place = range.first; place < range.last; ++place) {
-        const int32_t token = work.token_ids[work.rows.rows[place]];
-        for (int32_t s = strip; s < last; ++s) sums_of(work, update, place)[s] = value_at(adapter, update.a, s, token);
-    }
+// A block of A that begins with a strip; none beyond the last of an item.
+StripLines block_of_a(const AdapterWork& work, const UpdateItem& item, int32_t strip) {
+    const Strips& a = item.part->a;
+    const int32_t num = std::min(kStripBlock, strips_of(work, item).last - strip);
+    return num > 0 ? StripLines(item.adapter(), a, strip, num, 0, a.num_columns) : StripLines();
 }
 
-// Products with some strips, four at most, of a span of columns: acc [rows][kSpan] of a block.
-template <StripType type, int R>
-void expand_span(const StripSpans& strips, const Dots& t, int32_t count, bool is_first, float (*acc)[kSpan]) {
-    F32x16 factors[R][kStripBlock];
-    for (int32_t r = 0; r < R; ++r)
-        for (int32_t s = 0; s < kStripBlock; ++s) factors[r][s] = F32x16::set1(t[r][s]);
-    const std::byte *a = strips[0], *b = strips[1], *c = strips[2], *d = strips[3];
-    for (int32_t i = 0; i < count; i += kWide) {
-        const F32x16 w[kStripBlock] = {load_strip<type>(a, i), load_strip<type>(b, i), load_strip<type>(c, i),
-                                       load_strip<type>(d, i)};
-        for (int32_t r = 0; r < R; ++r) {
-            F32x16 y = is_first ? F32x16::zero() : F32x16::load(acc[r] + i);
-            for (int32_t s = 0; s < kStripBlock; ++s) y = fma(factors[r][s], w[s], y);
-            y.store(acc[r] + i);
+void shrink_rows(const AdapterWork& work, const UpdateItem& item, RowRange range, RowRange strips,
+                 const StripLines& next) {
+    const AdapterUpdate& update = *item.part;
+    for (int32_t strip = strips.first; strip < strips.last; strip += kStripBlock) {
+        const int32_t num_strips = std::min(kStripBlock, strips.last - strip);
+        const StripLines following = block_of_a(work, item, strip + kStripBlock);
+        Dots dots;
+        for (int32_t place = range.first; place < range.last; place += kBlockRows) {
+            const RowBlock rows(work.rows.rows + place, range.last - place);
+            dot_strips(item.adapter(), update.a, strip, num_strips, work.x, rows, following.num != 0 ? following : next,
+                       dots);
+            for (int32_t r = 0; r < rows.num; ++r)
+                std::copy_n(dots[r], num_strips, sums_of(work, update, place + r) + strip);
         }
     }
 }
 
-using ExpandSpan = void (*)(const StripSpans&, const Dots&, int32_t, bool, float (*)[kSpan]);
+// Of an embedding: the columns of A of the rows' tokens.
+void gather_rows(const AdapterWork& work, const UpdateItem& item, RowRange range, RowRange strips) {
+    const AdapterUpdate& update = *item.part;
+    for (int32_t place = range.first; place < range.last; ++place) {
+        const int32_t token = work.token_ids[work.rows.rows[place]];
+        for (int32_t s = strips.first; s < strips.last; ++s)
+            sums_of(work, update, place)[s] = value_at(item.adapter(), update.a, s, token);
+    }
+}
+
+// Columns that are summed at a time: as many in all, whether one row takes them or four.
+template <int R> constexpr int32_t kColumns = R == 1 ? kWideSpan : kSpan;
+
+// Products with a block of strips, of the columns [column, column + count) of an item: acc [rows][kColumns].
+template <StripType type, int R>
+void expand_span(const StripSpans& spans, int32_t num_strips, const Dots& t, int32_t column, int32_t count,
+                 const LinesAhead& ahead, bool is_first, float* acc) {
+    constexpr int32_t kStrips = R == 1 ? kStripBlock : kBlockRows;
+    for (int32_t first = 0; first < num_strips; first += kStrips) {
+        F32x16 factors[R][kStrips];
+        const std::byte* at[kStrips];
+        for (int32_t s = 0; s < kStrips; ++s) at[s] = spans[first + s];
+        for (int32_t r = 0; r < R; ++r)
+            for (int32_t s = 0; s < kStrips; ++s) factors[r][s] = F32x16::set1(t[r][first + s]);
+        for (int32_t i = 0; i < count; i += kWide) {
+            if (first == 0 && i % line_columns(type) == 0) ahead.ask(column + i);
+            F32x16 w[kStrips];
+            for (int32_t s = 0; s < kStrips; ++s) w[s] = load_strip<type>(at[s], i);
+            for (int32_t r = 0; r < R; ++r) {
+                float* there = acc + r * kColumns<R> + i;
+                F32x16 y = is_first && first == 0 ? F32x16::zero() : F32x16::load(there);
+                for (int32_t s = 0; s < kStrips; ++s) y = fma(factors[r][s], w[s], y);
+                y.store(there);
+            }
+        }
+    }
+}
+
+using ExpandSpan = void (*)(const StripSpans&, int32_t, const Dots&, int32_t, int32_t, const LinesAhead&, bool, float*);
 
 ExpandSpan expand_of(StripType type, bool is_one) {
     switch (type) {
@@ -88,66 +120,72 @@ ExpandSpan expand_of(StripType type, bool is_one) {
     __builtin_unreachable();
 }
 
-// Strips that come next are asked for while the present ones are multiplied: runs of them are short, and the machine's own
-// prefetching does not foresee them. Into the second-level cache, whose lines on their way are more than the first's.
-void ask_for(const Adapter& adapter, const Strips& strips, int32_t first, int32_t column, int32_t count) {
-    const int32_t last = std::min(first + kStripBlock, strips.num_strips);
-    for (int32_t strip = first; strip < last; ++strip)
-        if (const std::byte* span = adapter.at(strips.place(strip, column), strips.bytes(count)))
-            for (int64_t byte = 0; byte < strips.bytes(count); byte += 64) __builtin_prefetch(span + byte, 0, 2);
+// A block of B that begins with a strip, over the columns of an item; none beyond the last strip.
+StripLines block_of_b(const UpdateItem& item, RowRange columns, int32_t strip) {
+    const Strips& b = item.part->b;
+    const int32_t num = std::min(kStripBlock, b.num_strips - strip);
+    return num > 0 ? StripLines(item.adapter(), b, strip, num, columns.first, columns.last - columns.first) : StripLines();
 }
 
-void expand_rows(const AdapterWork& work, const Adapter& adapter, const AdapterSpan& span, int32_t place, int32_t count) {
+// Columns [from, from + count) of a span, for a block of rows.
+void expand_rows(const AdapterWork& work, const UpdateItem& item, const AdapterSpan& span, const RowBlock& rows,
+                 int32_t place, int32_t from, int32_t count, const StripLines& next) {
     const AdapterUpdate& update = span.update;
-    const RowBlock rows(work.rows.rows + place, count);
-    alignas(64) float acc[kBlockRows][kSpan];
+    const bool is_one = rows.size() == 1;
+    const int32_t column = span.column + from;
+    alignas(64) float acc[kWideSpan];
     Dots factors = {};
-    StripSpans strips;
-    const ExpandSpan expand = expand_of(span_type(update.b.type), rows.size() == 1);
-    for (int32_t first = 0; first < update.rank(); first += kStripBlock) {
+    StripSpans spans;
+    const ExpandSpan expand = expand_of(span_type(update.b.type), is_one);
+    StripLines own = block_of_b(item, {column, column + count}, 0), following;
+    for (int32_t first = 0; first < update.rank(); first += kStripBlock, own = following) {
         const int32_t num = std::min(kStripBlock, update.rank() - first);
-        ask_for(adapter, update.b, first + kBlocksAhead * kStripBlock, span.column, span.count);
-        strips.find(adapter, update.b, first, num, span.column, span.count);
+        following = block_of_b(item, {column, column + count}, first + kStripBlock);
+        const LinesAhead ahead(own, following.num != 0 ? following : next, count);
         for (int32_t r = 0; r < rows.num; ++r) {
             const float* sums = sums_of(work, update, place + r) + first;
             for (int32_t s = 0; s < kStripBlock; ++s) factors[r][s] = s < num ? sums[s] : 0.0F;
         }
-        expand(strips, factors, span.count, first == 0, acc);
+        const bool is_there = own.hold_vectors(update.b.type, count);
+        const int32_t widest = is_there ? count : kSpan;
+        for (int32_t at = 0; at < count; at += widest) {
+            const int32_t some = std::min(widest, count - at);
+            if (is_there) spans.find(own, 0);
+            else spans.find(item.adapter(), update.b, first, num, column + at, some);
+            expand(spans, num, factors, at, some, ahead, first == 0, acc + at);
+        }
     }
-    for (int32_t r = 0; r < rows.num; ++r) span.join(work, rows[r], 0, span.count, acc[r]);
+    const int32_t stride = is_one ? kColumns<1> : kColumns<kBlockRows>;
+    for (int32_t r = 0; r < rows.num; ++r) span.join(work, rows[r], from, count, acc + r * stride);
 }
 
 // An item of A, by vectors.
 void shrink_by_vectors(const AdapterWork& work, const UpdateItem& item, const UpdateItem& next) {
-    if (next && work.token_ids == nullptr) {
-        const int32_t strip = next.index / num_row_items(*next.segment, kItemRows) * kStripBlock;
-        ask_for(next.adapter(), next.part->a, strip, 0, next.part->a.num_columns);
-    }
-    const int32_t num_ranges = num_row_items(*item.segment, kItemRows);
-    const RowRange range(*item.segment, item.index % num_ranges, kItemRows);
-    const auto shrink = work.token_ids != nullptr ? gather_rows : shrink_rows;
-    shrink(work, item.adapter(), *item.part, range, item.index / num_ranges * kStripBlock);
+    const RowRange range(*item.segment, item.index % num_row_items(*item.segment, kItemRows), kItemRows);
+    const RowRange strips = strips_of(work, item);
+    if (work.token_ids != nullptr) return gather_rows(work, item, range, strips);
+    shrink_rows(work, item, range, strips, next ? block_of_a(work, next, strips_of(work, next).first) : StripLines());
 }
 
 // The columns of B that an item is.
-RowRange columns_of(const UpdateItem& item) {
-    const int32_t columns = span_columns(*item.part, kSpan);
+RowRange columns_of(const AdapterWork& work, const UpdateItem& item) {
+    const int32_t columns = span_columns(*item.part, widest_span(work));
     const int32_t first = item.index / num_row_items(*item.segment, kItemRows) * columns;
     return {first, std::min(first + columns, item.part->b.num_columns)};
 }
 
 // An item of B, by vectors.
 void expand_by_vectors(const AdapterWork& work, const UpdateItem& item, const UpdateItem& next) {
-    if (next) {
-        const RowRange columns = columns_of(next);
-        for (int32_t block = 0; block < kBlocksAhead; ++block)
-            ask_for(next.adapter(), next.part->b, block * kStripBlock, columns.first, columns.last - columns.first);
-    }
     const RowRange range(*item.segment, item.index % num_row_items(*item.segment, kItemRows), kItemRows);
-    const RowRange columns = columns_of(item);
+    const RowRange columns = columns_of(work, item);
     const AdapterSpan span(item.adapter(), *item.part, columns.first, columns.last - columns.first);
-    for (int32_t place = range.first; place < range.last; place += kBlockRows)
-        expand_rows(work, item.adapter(), span, place, range.last - place);
+    const StripLines after = next ? block_of_b(next, columns_of(work, next), 0) : StripLines();
+    for (int32_t place = range.first; place < range.last; place += kBlockRows) {
+        const RowBlock rows(work.rows.rows + place, range.last - place);
+        const int32_t widest = rows.size() == 1 ? kColumns<1> : kColumns<kBlockRows>;
+        for (int32_t from = 0; from < span.count; from += widest)
+            expand_rows(work, item, span, rows, place, from, std::min(widest, span.count - from), after);
+    }
 }
 
 // How an update is cut into items.
@@ -157,11 +195,11 @@ struct Cut {
     int32_t columns;  // of B, at most
 };
 
-Cut cut_of([[maybe_unused]] const AdapterWork& work, [[maybe_unused]] const AdapterUpdate& update) {
+Cut cut_of(const AdapterWork& work, [[maybe_unused]] const AdapterUpdate& update) {
 #if defined(__AMX_BF16__)
     if (uses_tiles(work, update)) return {kTileItemRows, kTileStrips, widest_span(work)};
 #endif
-    return {kItemRows, kStripBlock, kSpan};
+    return {kItemRows, item_strips(work), widest_span(work)};
 }
 
 }  // namespace

@@ -8,7 +8,6 @@
 
 namespace kvarto::KVARTO_ISA {
 
-inline constexpr int32_t kWideSpan = 2048;  // columns that few rows take at a time
 static_assert(kGroup % kCodeColumns == 0, "a group of codes has whole blocks");
 
 // How an update's columns are cut into spans, none wider than `widest`: alike, in whole groups, so that threads end
@@ -20,6 +19,10 @@ inline int32_t span_columns(const AdapterUpdate& update, int32_t widest) {
     const int32_t spans = num_spans(update, widest);
     return static_cast<int32_t>(align_up((update.b.num_columns + spans - 1) / spans, kGroup));
 }
+
+// How wide an item of B may be: where there are enough adapters for all threads, all of most updates, so that what is
+// read follows each other.
+inline int32_t widest_span(const AdapterWork& work) { return work.rows.segments.size() < 8 ? kSpan : kWideSpan; }
 
 // Columns [column, column + count) of an update, and its vectors there.
 class AdapterSpan {

@@ -28,10 +28,6 @@ inline bool uses_tiles(const AdapterWork& work, const AdapterUpdate& update) {
            stands_for_bf16(update.b.type) && update.b.num_columns % kGroup == 0 && update.rank() <= kMaxTileRank;
 }
 
-// How wide an item of B may be: where there are enough adapters for all threads, all of most updates, so that what is
-// read follows each other.
-inline int32_t widest_span(const AdapterWork& work) { return work.rows.segments.size() < 8 ? kSpan : kWideSpan; }
-
 // What tile registers look like, which is set where it changes. Gives their state up at the end.
 class TileShapes {
 public:

@@ -20,31 +20,19 @@ namespace {
 constexpr int32_t kGroupsAhead = 8;    // of a block of A
 constexpr int32_t kColumnsAhead = 384;  // of a block of B
 
-// Strips of A as far as they lie at equal distances.
-struct StripLines {
-    const std::byte* first = nullptr;
-    int64_t stride = 0, group_bytes = 0;
-    int32_t num = 0;
-
-    StripLines(const AdapterWork& work, const UpdateItem& item) {
-        if (!item || !uses_tiles(work, *item.part)) return;
-        const ShrinkItem strips(item);
-        const Strips& a = item.part->a;
-        stride = a.strip_bytes(), group_bytes = a.bytes(kGroup);
-        first = item.adapter().at(a.place(strips.strip, 0), strips.num_strips * stride);
-        if (first != nullptr) num = strips.num_strips;
-    }
-    void ask(int32_t group) const {
-        const std::byte* line = first + group * group_bytes;
-        for (int32_t s = 0; s < num; ++s, line += stride) __builtin_prefetch(line);
-    }
-};
+// Strips of A that an item of few rows is.
+StripLines lines_of(const AdapterWork& work, const UpdateItem& item) {
+    if (!item || !uses_tiles(work, *item.part)) return {};
+    const ShrinkItem strips(item);
+    const Strips& a = item.part->a;
+    return {item.adapter(), a, strips.strip, strips.num_strips, 0, a.num_columns};
+}
 
 // R rows, each a column beside the strips: a group of a row is sixteen pairs, just as tiles want them.
 template <int R>
 void multiply_block(const AdapterWork& work, const UpdateItem& item, const ShrinkItem& strips, const StripLines& next) {
     const Strips& a = item.part->a;
-    const StripLines own(work, item);
+    const StripLines own = lines_of(work, item);
     const int32_t place = strips.rows.first, num_groups = a.num_columns / kGroup;
     const bool is_decoded = has_codes(a.type);  // a span at a time
     unrolled<R>([&]<int r>() KVARTO_INLINE { zero_tile<r>(); });
@@ -52,8 +40,8 @@ void multiply_block(const AdapterWork& work, const UpdateItem& item, const Shrin
         count = own.num != 0 && !is_decoded ? num_groups : std::min(num_groups - first, kSpan / kGroup);
         const auto ask = [&](int32_t group) KVARTO_INLINE {
             const int32_t ahead = first + group + kGroupsAhead;
-            if (ahead < num_groups) own.ask(ahead);
-            else next.ask(ahead - num_groups);
+            if (ahead < num_groups) own.each(ahead * kGroup, prefetch_to_first_level);
+            else next.each((ahead - num_groups) * kGroup, prefetch_to_first_level);
         };
         const StripsAt at(item.adapter(), a, strips.strip, strips.num_strips, first * kGroup, count * kGroup, ask);
         for (int32_t group = 0; group < count; ++group) {
@@ -79,8 +67,8 @@ template <int R> constexpr int32_t kChunk = R == 1 ? kWideSpan : R == 2 ? kWideS
 
 // even += t[r] · B[:, r] for even r of eight strips, odd likewise, over a chunk of R rows.
 template <int R>
-void add_strips(const StripPlaces& strips, const StripPlaces& next, const float (*t)[kMaxTileRank], int32_t first, int32_t count,
-                ChunkSums<kChunk<R>> (&sums)[R]) {
+void add_strips(const StripPlaces& strips, const StripPlaces& next, const float (*t)[kMaxTileRank], int32_t first,
+                int32_t count, ChunkSums<kChunk<R>> (&sums)[R]) {
     const bool is_first = first % kGroup == 0;
     const __m512i high_half = _mm512_set1_epi32(static_cast<int>(0xFFFF0000));
     const int32_t num_ahead = strips.are_decoded ? count : kColumnsAhead;  // what was decoded was there before
@@ -208,7 +196,7 @@ template <class F> void with_count(RowRange few, F f) {
 void shrink_few(const AdapterWork& work, const UpdateItem& item, const UpdateItem& next, TileShapes& shapes) {
     const ShrinkItem strips(item);
     shapes.set_few(strips.num_strips);
-    const StripLines after(work, next);
+    const StripLines after = lines_of(work, next);
     with_count(strips.rows, [&]<int R>() { multiply_block<R>(work, item, strips, after); });
 }
 

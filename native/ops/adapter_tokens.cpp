@@ -35,7 +35,7 @@ void read_row(const AdapterWork& work, const Adapter& adapter, const Strips& row
     }
 }
 
-// Products of some rows with the rows of up to four tokens, from `first` on.
+// Products of some rows with the rows of a block of tokens, from `first` on.
 void multiply(const AdapterWork& work, const Adapter& adapter, const AdapterTokens& tokens, RowRange range,
               int32_t first) {
     const auto size = static_cast<int32_t>(tokens.token_ids.size());
@@ -43,7 +43,7 @@ void multiply(const AdapterWork& work, const Adapter& adapter, const AdapterToke
     Dots dots;
     for (int32_t place = range.first; place < range.last; place += kBlockRows) {
         const RowBlock rows(work.rows.rows + place, range.last - place);
-        dot_strips(adapter, tokens.rows, first, num, work.x, rows, dots);
+        dot_strips(adapter, tokens.rows, first, num, work.x, rows, {}, dots);
         for (int32_t r = 0; r < rows.num; ++r)
             for (int32_t s = 0; s < num; ++s) {
                 const int32_t token = tokens.token_of_strip[static_cast<size_t>(first + s)];

@@ -16,6 +16,7 @@
 #include "ops/attention_keys.h"
 #include "ops/attention_rows.h"
 #include "ops/lanes.h"
+#include "ops/prefetch.h"
 #include "ops/softcap.h"
 #include "ops/transpose16.h"
 
@@ -42,7 +43,7 @@ public:
         const int32_t index = 2 * kTileKeys - left_--;
         const std::byte* token = index < kTileKeys ? tile_->keys.token[index] : tile_->values.token[index - kTileKeys];
         if (token == nullptr) return;
-        for (int64_t byte = 0; byte < token_bytes_; byte += 64) __builtin_prefetch(token + byte, 0, 2);
+        for (int64_t byte = 0; byte < token_bytes_; byte += 64) prefetch_to_second_level(token + byte);
     }
 
 private:

@@ -8,6 +8,7 @@
 #include <array>
 #include <utility>
 
+#include "ops/prefetch.h"
 #include "simd/vec16.h"
 #include "weights/unpack.h"
 
@@ -59,7 +60,7 @@ template <int R, int P> void run_tile(const Tile& tile) {
     const std::array<const float*, kTileRows> x = tile.x;
     const std::array<const float*, kTilePanels> panel = tile.panel;
     for (int64_t k = 0; k < tile.num_k; ++k) {
-        for (int32_t i = 0; i < tile.num_ahead; ++i) __builtin_prefetch(tile.ahead[i] + k * tile.ahead_bytes, 0, 2);
+        for (int32_t i = 0; i < tile.num_ahead; ++i) prefetch_to_second_level(tile.ahead[i] + k * tile.ahead_bytes);
         F32x16 w[P];
         unrolled<P>([&]<int p>() { w[p] = F32x16::load(panel[p] + k * kLanes); });
         unrolled<R>([&]<int r>() {

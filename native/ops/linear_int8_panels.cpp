@@ -78,7 +78,8 @@ void multiply_rows(const Part& part, const Int8Rows& rows, int32_t panel, int32_
     for (int32_t column = 0; column < num_groups; column += groups, block += bytes) {
         const B unpacked(block, part.group_size);
         for (int32_t group = 0; group < groups; ++group) {
-            prefetch_lines<Cache::kFirst>(block + group * group_bytes + kBytesAhead, group_bytes);
+            for (int64_t byte = 0; byte < group_bytes; byte += 64)
+                prefetch_to_first_level(block + group * group_bytes + kBytesAhead + byte);
             sums.add(unpacked, group, column + group);
         }
     }

@@ -10,6 +10,7 @@
 
 #include "ops/linear_int8_amx.h"
 #include "ops/linear_int8_vectors.h"
+#include "ops/prefetch.h"
 
 namespace kvarto::KVARTO_ISA {
 
@@ -48,7 +49,7 @@ public:
 
     // Stores leave in order, so each would wait for a line that is not near.
     void ask_for() const {
-        for (int32_t i = 0; i < num_filled_; ++i) __builtin_prefetch(out_ + i * stride_, 1);
+        for (int32_t i = 0; i < num_filled_; ++i) prefetch_to_write(out_ + i * stride_);
     }
 
     void load(__m512 (&totals)[num_rows]) const {

@@ -1,4 +1,5 @@
-// Lines of memory, asked for before their turn.
+// Lines of memory, asked for before their turn. Not by what compilers offer for it: GCC takes a function that does
+// nothing else for one without effects, and drops its calls.
 #pragma once
 
 #include <cstddef>
@@ -7,12 +8,29 @@
 namespace kvarto::KVARTO_ISA {
 
 // A line that will be written: no other core keeps it.
-[[gnu::always_inline]] inline void prefetch_to_write(const void* line) { __builtin_prefetch(line, 1); }
+[[gnu::always_inline]] inline void prefetch_to_write(const void* line) {
+#if defined(__x86_64__)
+    asm volatile("prefetchw (%0)" ::"r"(line));
+#else
+    __builtin_prefetch(line, 1);
+#endif
+}
 
-enum class Cache { kFirst, kSecond };
+[[gnu::always_inline]] inline void prefetch_to_first_level(const void* line) {
+#if defined(__x86_64__)
+    asm volatile("prefetcht0 (%0)" ::"r"(line));
+#else
+    __builtin_prefetch(line);
+#endif
+}
 
-template <Cache cache> [[gnu::always_inline]] inline void prefetch_lines(const std::byte* first, int64_t num_bytes) {
-    for (int64_t byte = 0; byte < num_bytes; byte += 64) __builtin_prefetch(first + byte, 0, cache == Cache::kFirst ? 3 : 2);
+// Of which more can be on their way than to the first level.
+[[gnu::always_inline]] inline void prefetch_to_second_level(const void* line) {
+#if defined(__x86_64__)
+    asm volatile("prefetcht1 (%0)" ::"r"(line));
+#else
+    __builtin_prefetch(line, 0, 2);
+#endif
 }
 
 }  // namespace kvarto::KVARTO_ISA
