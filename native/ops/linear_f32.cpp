@@ -1,4 +1,4 @@
-// Float32 products by panels: a group of panels over a run of k stays in a cache while all rows pass by.
+// Float32 products by panels: a group of panels over a run of k stays in a cache while a block of rows passes by.
 //
 // Bounds. One row: the weights' bytes. Many rows: 32 multiply-adds a cycle with AVX-512, 16 with AVX2; unpacking costs
 // about one operation per weight and block of rows.
@@ -14,9 +14,11 @@ namespace kvarto::KVARTO_ISA {
 
 namespace {
 
-// Of a run: with four panels 24 KiB of float32, half of a first-level cache of 48 KiB. Rows of x and sums stream through
-// the other half; with 32 KiB they push some of the panels out, which costs a fifth of the speed. A multiple of 32.
-constexpr int32_t kRunColumns = 96;
+// Of a run. Unpacked ones lie in the first-level cache: four panels take 24 KiB. Those that lie in memory as float32 come
+// from the second: to read a panel's line takes less time than to multiply it with six rows, while each run more costs that
+// sums are written and read. A multiple of 32.
+constexpr int32_t kUnpackedColumns = 96;
+constexpr int32_t kMostColumns = 768;
 // Rows that share one reading of the weights.
 constexpr int32_t kBlockRows = 192;
 // An item of work: about 10 µs of reading for few rows, 30 µs of multiplying for many.
@@ -33,6 +35,12 @@ struct Group {
 
     const std::byte* panel(int32_t p) const {
         return part.data + (first_panel + p) * panel_bytes(part.format, part.group_size, num_columns);
+    }
+    // Runs of about one length.
+    int32_t run_columns() const {
+        if (part.format != Format::kF32) return kUnpackedColumns;
+        const int32_t num_runs = (num_columns + kMostColumns - 1) / kMostColumns;
+        return static_cast<int32_t>(align_up((num_columns + num_runs - 1) / num_runs, 32));
     }
     int32_t num_lanes() const {
         return std::min(num_panels * kLanes, part.num_rows - first_panel * kLanes);
@@ -101,10 +109,11 @@ void multiply_run(const Group& group, int32_t first_k, const ProductRows& rows, 
 }
 
 void multiply_group(const Group& group, const ProductRows& rows) {
-    alignas(64) float blocks[kTilePanels][kRunColumns * kLanes];
+    alignas(64) float blocks[kTilePanels][kUnpackedColumns * kLanes];
+    const int32_t columns = group.run_columns();
     Tile tile;
-    for (int32_t first_k = 0; first_k < group.num_columns; first_k += kRunColumns) {
-        tile.num_k = std::min(kRunColumns, group.num_columns - first_k);
+    for (int32_t first_k = 0; first_k < group.num_columns; first_k += columns) {
+        tile.num_k = std::min(columns, group.num_columns - first_k);
         tile.is_first = first_k == 0;
         const bool is_last = first_k + tile.num_k == group.num_columns;
         const Ahead ahead = ahead_of(group, first_k + tile.num_k, rows);

@@ -48,7 +48,7 @@ def test_every_format_is_multiplied_as_what_it_means(format: WeightFormat) -> No
 
 
 @pytest.mark.parametrize("format", FLOATS)
-@pytest.mark.parametrize("num_columns", [1, 2, 31, 127, 128, 129, 333])
+@pytest.mark.parametrize("num_columns", [1, 2, 31, 127, 128, 129, 333, 1601])
 @pytest.mark.parametrize("num_features", [1, 15, 16, 17, 67])
 def test_ragged_shapes(format: WeightFormat, num_columns: int, num_features: int) -> None:
     matrix = Matrix([(format, num_features)], num_columns)
