@@ -95,9 +95,10 @@ public:
         : own_(own), next_(next), num_columns_(num_columns), distance_(std::min(kSpan, num_columns)) {}
     // When the turn of a column has come: one call per line.
     void ask(int32_t column) const {
+        const auto ask_for = [](const std::byte* line) { prefetch_to_second_level(line); };
         const int32_t ahead = column + distance_;
-        if (ahead < num_columns_) own_.each(ahead, prefetch_to_second_level);
-        else next_.each(ahead - num_columns_, prefetch_to_second_level);
+        if (ahead < num_columns_) own_.each(ahead, ask_for);
+        else next_.each(ahead - num_columns_, ask_for);
     }
 
 private:

@@ -39,9 +39,10 @@ void multiply_block(const AdapterWork& work, const UpdateItem& item, const Shrin
     for (int32_t first = 0, count; first < num_groups; first += count) {
         count = own.num != 0 && !is_decoded ? num_groups : std::min(num_groups - first, kSpan / kGroup);
         const auto ask = [&](int32_t group) KVARTO_INLINE {
+            const auto ask_for = [](const std::byte* line) { prefetch_to_first_level(line); };
             const int32_t ahead = first + group + kGroupsAhead;
-            if (ahead < num_groups) own.each(ahead * kGroup, prefetch_to_first_level);
-            else next.each((ahead - num_groups) * kGroup, prefetch_to_first_level);
+            if (ahead < num_groups) own.each(ahead * kGroup, ask_for);
+            else next.each((ahead - num_groups) * kGroup, ask_for);
         };
         const StripsAt at(item.adapter(), a, strips.strip, strips.num_strips, first * kGroup, count * kGroup, ask);
         for (int32_t group = 0; group < count; ++group) {

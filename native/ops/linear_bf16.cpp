@@ -52,7 +52,7 @@ void linear_bf16(const LinearOp& op, const StepView& step, Worker& worker) {
     if (rows.num_rows == 0) return;
     const bool is_gated = op.gated.data != nullptr && !step.is_updated(op.index);
     if (is_gated && rows.num_rows >= kFewestGatedRows) return gated_panels(op, rows, worker);
-    each_item(op.weight, rows, align_up(rows.num_rows, 16), worker, multiply_panels_bf16);
+    each_item(op.weight, rows, align_up(rows.num_rows, 16), panels_in_tiles, worker, multiply_panels_bf16);
 }
 
 }  // namespace kvarto::KVARTO_ISA

@@ -10,6 +10,8 @@
 // last.
 #pragma once
 
+#include <algorithm>
+
 #include "core/ops.h"
 #include "core/step.h"
 #include "core/threads.h"
@@ -27,6 +29,15 @@ struct BF16Rows {
     int32_t num_tiles() const { return (num_rows + 15) / 16; }
     int32_t num_groups() const { return x.width / kGroup; }
     const std::byte* tile(int32_t tile) const { return x.bf16(int64_t{16} * tile, 0); }
+
+    // Those from `first` on, a multiple of sixteen; `count` at most.
+    BF16Rows from(int32_t first, int32_t count) const {
+        BF16Rows some = *this;
+        some.x.data = x.bf16(first, 0);
+        some.num_rows = std::min(count, num_rows - first);
+        some.out += first * out_stride;
+        return some;
+    }
 };
 
 }  // namespace kvarto

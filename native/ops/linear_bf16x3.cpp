@@ -59,7 +59,7 @@ void multiply_panels_bf16x3(const Part& part, const BF16x3Rows& rows, int32_t fi
 void linear_bf16x3(const LinearOp& op, const StepView& step, Worker& worker) {
     const BF16x3Rows rows = prepared_rows_bf16x3(op, step, worker);
     if (rows.first.num_rows == 0) return;
-    each_item(op.weight, rows.first, block_rows_for(op.x.width), worker,
+    each_item(op.weight, rows.first, block_rows_for(op.x.width), panels_in_tiles, worker,
               [&](const Part& part, const BF16Rows& some, int32_t first, int32_t last) {
                   multiply_panels_bf16x3(part, {some, rows.part_bytes}, first, last);
               });

@@ -3,13 +3,13 @@
 #include <algorithm>
 
 #include "ops/linear_int8_panels.h"
+#include "ops/linear_items.h"
 #include "ops/quantise.h"
 
 namespace kvarto::KVARTO_ISA {
 
 namespace {
 
-constexpr int32_t kItemsPerWorker = 8;  // enough for workers to end together
 constexpr int64_t kBlockBytes = 640 << 10;  // of staged rows, which others leave the rest of a second-level cache
 
 void stage_row(const QuantisedRow& row, int32_t num_groups, int32_t i, StagedGroup* tile) {
@@ -79,6 +79,10 @@ int32_t rows_of_block(const Int8Rows& rows) {
     return (rows.num_tiles() + num_blocks - 1) / num_blocks * 16;
 }
 
+int32_t panels_of_item(const Part& part, int32_t, int32_t num_workers) {
+    return std::max(1, part.num_panels() / (kItemsPerWorker * num_workers));
+}
+
 }  // namespace
 
 Int8Rows prepared_rows(const LinearOp& op, const StepView& step, Worker& worker) {
@@ -87,7 +91,7 @@ Int8Rows prepared_rows(const LinearOp& op, const StepView& step, Worker& worker)
     return rows;
 }
 
-bool uses_tiles(int32_t num_rows) { return kHasTiles && num_rows >= kFewestTileRows; }
+bool uses_tiles(int32_t num_rows) { return kHasTiles && num_rows >= kFewestStagedRows; }
 
 void stage_rows(const Int8Rows& rows, int32_t tile) {
     const int32_t num_groups = rows.x.width / kGroup;
@@ -114,23 +118,7 @@ void multiply_panels(const Part& part, const Int8Rows& rows, int32_t first, int3
 void linear_int8(const LinearOp& op, const StepView& step, Worker& worker) {
     const Int8Rows rows = prepared_rows(op, step, worker);
     if (rows.num_rows == 0) return;
-    const int32_t block_rows = rows_of_block(rows);
-    int64_t item = worker.take();
-    int64_t first_item = 0;  // of this block and part
-    for (int32_t row = 0; row < rows.num_rows; row += block_rows) {
-        Int8Rows block = rows.from(row, block_rows);
-        for (const Part& part : op.weight.parts) {
-            const int32_t panels = std::max(1, part.num_panels() / (kItemsPerWorker * worker.num_workers()));
-            const int64_t num_items = (part.num_panels() + panels - 1) / panels;
-            for (; item < first_item + num_items; item = worker.take()) {
-                const auto first = static_cast<int32_t>((item - first_item) * panels);
-                multiply_panels(part, block, first, std::min(first + panels, part.num_panels()));
-            }
-            first_item += num_items;
-            block.out += part.num_rows;
-            if (block.bias != nullptr) block.bias += part.num_rows;
-        }
-    }
+    each_item(op.weight, rows, rows_of_block(rows), panels_of_item, worker, multiply_panels);
 }
 
 }  // namespace kvarto::KVARTO_ISA

@@ -20,9 +20,9 @@ inline constexpr bool kHasTiles = false;
 
 // As tiles multiply them; fewer are multiplied as they lie.
 #if defined(__AMX_INT8__)
-inline constexpr int32_t kFewestTileRows = 16;  // below it a tile would be partly empty
+inline constexpr int32_t kFewestStagedRows = 16;  // below it a tile would be partly empty
 #else
-inline constexpr int32_t kFewestTileRows = 48;  // below it rows that lie apart cost less than to stage them and unpack first
+inline constexpr int32_t kFewestStagedRows = 48;  // below it to stage rows and to unpack first costs more than it saves
 #endif
 
 }  // namespace kvarto::KVARTO_ISA
