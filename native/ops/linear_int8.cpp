@@ -10,7 +10,7 @@ namespace kvarto::KVARTO_ISA {
 
 namespace {
 
-constexpr int64_t kBlockBytes = 640 << 10;  // of staged rows, which others leave the rest of a second-level cache
+constexpr int64_t kBlockBytes = 640 << 10;  // of staged rows: weights and sums get the rest of a second-level cache
 
 void stage_row(const QuantisedRow& row, int32_t num_groups, int32_t i, StagedGroup* tile) {
     for (int32_t group = 0; group < num_groups; ++group) {

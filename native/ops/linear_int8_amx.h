@@ -15,7 +15,7 @@
 namespace kvarto::KVARTO_ISA {
 
 inline constexpr bool kHasSignedWeights = true;  // codes of weights, without their offset
-inline constexpr int kRowStep = 16;              // a tile of fewer rows takes as long
+inline constexpr bool kHasShortTiles = false;  // a tile of fewer rows takes as long
 
 // Tiles 0 and 1: sums. 2 and 3: codes of rows. 4 and 5: codes of weights. Q6_K takes half a group at a time.
 template <int num_halves> void begin_tiles() {

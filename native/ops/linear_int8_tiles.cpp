@@ -112,12 +112,12 @@ void multiply_tile(const Panel<format>& panel, const WeightGroup<Block<format>::
 
 // f.operator()<n>(), where a tile's rows are rounded up to n.
 template <class F> void with_rows(int32_t num_rows, F f) {
-    if (num_rows > 12 || kRowStep == 16) return f.template operator()<16>();
-    if constexpr (kRowStep < 16) {
+    if constexpr (kHasShortTiles) {
         if (num_rows <= 4) return f.template operator()<4>();
         if (num_rows <= 8) return f.template operator()<8>();
-        f.template operator()<12>();
+        if (num_rows <= 12) return f.template operator()<12>();
     }
+    f.template operator()<16>();
 }
 
 template <Format format> void multiply_panel(const Panel<format>& panel) {

@@ -16,7 +16,7 @@
 namespace kvarto::KVARTO_ISA {
 
 inline constexpr bool kHasSignedWeights = false;
-inline constexpr int kRowStep = 4;  // rows of a tile, rounded up to it, are what is multiplied
+inline constexpr bool kHasShortTiles = true;  // of 4, 8 or 12 rows
 
 template <int num_halves> void begin_tiles() {}
 inline void end_tiles() {}
