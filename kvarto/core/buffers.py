@@ -144,6 +144,10 @@ class StepShape:
     unique_context_tokens: int
     """KV tokens read from memory at least once: contexts summed over sequences."""
 
+    def num_rows(self, buffer: Buffer) -> int:
+        """Of the buffer in this step."""
+        return self.num_tokens if buffer.rows is Rows.TOKENS else self.num_samples
+
 
 @dataclass(frozen=True, slots=True)
 class Cost:

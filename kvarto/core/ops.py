@@ -80,8 +80,7 @@ def _names(*names: str | None) -> tuple[str, ...]:
 
 def _moved(program: Program, shape: StepShape, op: Op, flops: int, *, weight_bytes: int | None = None) -> Cost:
     def size(names: tuple[str, ...]) -> int:
-        buffers = (program.buffers[name] for name in names)
-        return sum(b.row_bytes * (shape.num_tokens if b.rows is Rows.TOKENS else shape.num_samples) for b in buffers)
+        return sum(b.row_bytes * shape.num_rows(b) for b in (program.buffers[name] for name in names))
 
     if weight_bytes is None:
         weight_bytes = sum(program.weights[name].size_bytes for name in op.weights)
@@ -137,8 +136,7 @@ class Norm(Op):
 
     def cost(self, program: Program, shape: StepShape) -> Cost:
         x = program.buffers[self.x]
-        num_rows = shape.num_tokens if x.rows is Rows.TOKENS else shape.num_samples
-        return _moved(program, shape, self, 5 * num_rows * x.width)
+        return _moved(program, shape, self, 5 * shape.num_rows(x) * x.width)
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +188,8 @@ class Linear(Op):
         return _names(self.weight, self.bias)
 
     def cost(self, program: Program, shape: StepShape) -> Cost:
-        return _moved(program, shape, self, 2 * shape.num_tokens * program.weights[self.weight].num_elements)
+        num_rows = shape.num_rows(program.buffers[self.x])
+        return _moved(program, shape, self, 2 * num_rows * program.weights[self.weight].num_elements)
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,7 +286,8 @@ class GatedActivation(Op):
         return (self.out,)
 
     def cost(self, program: Program, shape: StepShape) -> Cost:
-        return _moved(program, shape, self, 6 * shape.num_tokens * program.buffers[self.out].width)
+        out = program.buffers[self.out]
+        return _moved(program, shape, self, 6 * shape.num_rows(out) * out.width)
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,12 +307,13 @@ class Activate(Op):
         return (self.out,)
 
     def cost(self, program: Program, shape: StepShape) -> Cost:
-        return _moved(program, shape, self, 8 * shape.num_tokens * program.buffers[self.out].width)
+        out = program.buffers[self.out]
+        return _moved(program, shape, self, 8 * shape.num_rows(out) * out.width)
 
 
 @dataclass(frozen=True, slots=True)
 class Route(Op):
-    """Choose `top_k` experts per token: `ids` (int32) and `shares` (f32), both `[num_tokens, top_k]`.
+    """Choose `top_k` experts per row: `ids` (int32) and `shares` (f32), both `[rows, top_k]`.
 
     Softmax over all experts, then the largest; `normalise` makes the chosen shares add up to 1 (Mixtral, Qwen3-MoE).
     """
@@ -337,7 +338,8 @@ class Route(Op):
         return (self.weight,)
 
     def cost(self, program: Program, shape: StepShape) -> Cost:
-        return _moved(program, shape, self, 2 * shape.num_tokens * program.weights[self.weight].num_elements)
+        num_rows = shape.num_rows(program.buffers[self.x])
+        return _moved(program, shape, self, 2 * num_rows * program.weights[self.weight].num_elements)
 
 
 @dataclass(frozen=True, slots=True)
@@ -370,10 +372,11 @@ class Experts(Op):
 
     def cost(self, program: Program, shape: StepShape) -> Cost:
         num_experts = program.weights[self.down].shape[0]
-        used = min(num_experts, shape.num_tokens * self.top_k)
+        num_choices = shape.num_rows(program.buffers[self.x]) * self.top_k
+        used = min(num_experts, num_choices)
         per_expert = sum(program.weights[w].num_elements for w in self.weights) // num_experts
         per_expert_bytes = sum(program.weights[w].size_bytes for w in self.weights) // num_experts
-        flops = 2 * shape.num_tokens * self.top_k * per_expert
+        flops = 2 * num_choices * per_expert
         return _moved(program, shape, self, flops, weight_bytes=used * per_expert_bytes)
 
 

@@ -2,10 +2,12 @@
 
     embed -> [ norm, qkv, (head norm), (rope), write-kv, attention, out,          per layer; `residual` lives
                (norm), norm + residual, gate_up, activation, down, (norm) ] ...   throughout, the rest for a few ops
-          -> gather the rows to sample + residual -> norm -> logits -> sample
+          -> norm + residual -> logits -> sample
 
-A block's output is not added to the residual stream by an op of its own: the next norm does it, and the last gather.
-Buffers carry their layer's name, so that a lifespan is what one layer needs and the planner can reuse the bytes.
+After the last layer's attention only the rows that are sampled go on: nobody reads what the others would become.
+
+A block's output is not added to the residual stream by an op of its own: the next norm does it. Buffers carry their
+layer's name, so that a lifespan is what one layer needs and the planner can reuse the bytes.
 """
 
 from __future__ import annotations
@@ -58,6 +60,9 @@ class _Builder:
         self._ops: list[Op] = []
         self._slots: dict[int, tuple[int, int]] = {}
         """Layer group and slot of each layer."""
+        self._residual = RESIDUAL
+        self._rows = Rows.TOKENS
+        """Of buffers that are yet to come."""
 
     def build(self) -> Program:
         config = self.config
@@ -110,10 +115,20 @@ class _Builder:
         attended = self._buffer(f"{label}.attention", heads.num_qo_heads * heads.head_dim)
         scale, softcap = layer.attention_scale, config.attention_softcap
         self._ops.append(Attention(qkv, attended, heads, group, slot, scale, layer.window, softcap))
+        if index == len(config.layers) - 1:
+            attended = self._keep_sampled(attended)
         out = self._linear(
             f"{label}.out", attended, config.hidden_size, (names.attention_out,), index, has_bias=config.has_out_bias
         )
         return self._post_norm(f"{label}.post_attention_norm", names.post_attention_norm, index, out)
+
+    def _keep_sampled(self, x: str) -> str:
+        """From here on there is one row per sample: of `x`, whose rows are returned, and of the residual stream."""
+        self._rows, residual = Rows.SAMPLES, self._residual
+        kept = self._buffer(f"{x}.sampled", self._buffers[x].width)
+        self._residual = self._buffer(f"{residual}.sampled", self._buffers[residual].width)
+        self._ops += [Gather(x, kept), Gather(residual, self._residual)]
+        return kept
 
     def _mlp_block(self, index: int, layer: LayerConfig, pending: str) -> str:
         config, names = self.config, self.config.names
@@ -153,18 +168,13 @@ class _Builder:
         return out
 
     def _sample(self, pending: str) -> None:
-        """Only the rows that are sampled go through the final norm and the output matrix."""
         config, names = self.config, self.config.names
-        last = self._buffer("last", config.hidden_size, rows=Rows.SAMPLES)
-        self._ops.append(Gather(pending, last, RESIDUAL))
-        x = self._buffer("final_norm", config.hidden_size, rows=Rows.SAMPLES)
-        weight, bias = self._norm_parameters("final_norm", names.final_norm, 0)
-        self._ops.append(Norm(last, x, weight, config.norm_kind, config.norm_eps, bias))
+        x = self._norm("final_norm", names.final_norm, 0, pending)
         table = EMBED
         if not config.is_tied:
             shape = (config.vocab_size, config.hidden_size)
             table = self._weight("logits", shape, [Source(f"{names.logits}.weight")])
-        logits = self._buffer("logits", config.vocab_size, rows=Rows.SAMPLES)
+        logits = self._buffer("logits", config.vocab_size)
         self._ops += [Logits(x, logits, table, softcap=config.logit_softcap), Sample(logits)]
 
     # Single ops.
@@ -174,7 +184,7 @@ class _Builder:
         config = self.config
         weight, bias = self._norm_parameters(label, template, index)
         out = self._buffer(label, config.hidden_size)
-        x, residual = (RESIDUAL, None) if pending is None else (pending, RESIDUAL)
+        x, residual = (self._residual, None) if pending is None else (pending, self._residual)
         self._ops.append(Norm(x, out, weight, config.norm_kind, config.norm_eps, bias, residual))
         return out
 
@@ -224,7 +234,7 @@ class _Builder:
         self._weights[name] = Weight(name, shape, dtype or self._dtype, tuple(sources))
         return name
 
-    def _buffer(self, name: str, width: int, *, rows: Rows = Rows.TOKENS, dtype: DType = DType.F32) -> str:
+    def _buffer(self, name: str, width: int, *, dtype: DType = DType.F32) -> str:
         assert name not in self._buffers, f"buffer `{name}` is defined twice"
-        self._buffers[name] = Buffer(name, width, rows, dtype)
+        self._buffers[name] = Buffer(name, width, self._rows, dtype)
         return name

@@ -4,6 +4,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "core/rows.h"
+
 namespace kvarto {
 
 // Parameters of the rows to sample; arrays are [num_samples] unless said otherwise. See kvarto/core/step.py.
@@ -57,6 +59,8 @@ struct StepView {
     // [number of ops]: whether an adapter updates what an op writes in this step. Null: none does. The executor's.
     const uint8_t* updated;
 
+    // Of a buffer in this step.
+    int32_t num_rows(const Rows& rows) const { return rows.per_sample ? num_samples : num_tokens; }
     bool is_updated(int32_t op) const { return updated != nullptr && updated[op] != 0; }
 };
 

@@ -9,7 +9,7 @@
 namespace kvarto::KVARTO_ISA {
 
 void gated_activation(const GatedActivationOp& op, const StepView& step, int64_t first_row, int64_t last_row) {
-    const int32_t num_rows = op.out.per_sample ? step.num_samples : step.num_tokens;
+    const int32_t num_rows = step.num_rows(op.out);
     if (op.is_fused && num_rows >= kFewestGatedRows && !step.is_updated(op.linear)) return;
     for (int64_t row = first_row; row < last_row; ++row) {
         const float *gate = op.x.f32(row), *up = gate + op.out.width;

@@ -17,6 +17,7 @@ constexpr int32_t kMaxChoices = 64;  // experts of one token
 
 // The scratch, in pieces.
 struct Pairs {
+    int32_t num_tokens;  // rows of x
     int32_t* indptr;  // [num_experts + 1]: pairs of an expert
     int32_t* used;    // [num_experts]: experts that have pairs; indptr[num_experts + 1 ..] in memory
     int32_t* token;   // [num_pairs], by expert
@@ -27,9 +28,11 @@ struct Pairs {
 
 Pairs pairs_of(const ExpertsOp& op, const StepView& step) {
     const auto num_experts = static_cast<int64_t>(op.down.size());
-    const int64_t num_pairs = int64_t{step.num_tokens} * op.top_k;
+    const int32_t num_tokens = step.num_rows(op.x);
+    const int64_t num_pairs = int64_t{num_tokens} * op.top_k;
     auto* ints = reinterpret_cast<int32_t*>(op.scratch);
     Pairs pairs{};
+    pairs.num_tokens = num_tokens;
     pairs.indptr = ints;
     pairs.used = ints + num_experts + 1;
     pairs.token = pairs.used + num_experts;
@@ -41,17 +44,17 @@ Pairs pairs_of(const ExpertsOp& op, const StepView& step) {
 }
 
 // Counting sort; a token names an expert at most once. Returns how many experts are used.
-int32_t sort_pairs(const ExpertsOp& op, const StepView& step, const Pairs& pairs) {
+int32_t sort_pairs(const ExpertsOp& op, const Pairs& pairs) {
     const auto num_experts = static_cast<int32_t>(op.down.size());
     std::fill(pairs.indptr, pairs.indptr + num_experts + 1, 0);
-    for (int32_t t = 0; t < step.num_tokens; ++t)
+    for (int32_t t = 0; t < pairs.num_tokens; ++t)
         for (int32_t k = 0; k < op.top_k; ++k) ++pairs.indptr[op.ids.i32(t)[k] + 1];
     int32_t num_used = 0;
     for (int32_t e = 0; e < num_experts; ++e) {
         if (pairs.indptr[e + 1] > 0) pairs.used[num_used++] = e;
         pairs.indptr[e + 1] += pairs.indptr[e];
     }
-    for (int32_t t = 0; t < step.num_tokens; ++t) {
+    for (int32_t t = 0; t < pairs.num_tokens; ++t) {
         for (int32_t k = 0; k < op.top_k; ++k) {
             const int32_t pair = pairs.indptr[op.ids.i32(t)[k]]++;
             pairs.token[pair] = t;
@@ -140,8 +143,8 @@ void combine(const ExpertsOp& op, const Pairs& pairs, int64_t token) {
 void experts(const ExpertsOp& op, const StepView& step, Worker& worker) {
     const Pairs pairs = pairs_of(op, step);
     const int32_t ffn = op.down[0].num_columns;
-    const int64_t num_pairs = int64_t{step.num_tokens} * op.top_k;
-    if (worker.index() == 0) sort_pairs(op, step, pairs);
+    const int64_t num_pairs = int64_t{pairs.num_tokens} * op.top_k;
+    if (worker.index() == 0) sort_pairs(op, pairs);
     worker.barrier();
 
     const int32_t num_used = num_used_experts(op, pairs);
@@ -159,7 +162,7 @@ void experts(const ExpertsOp& op, const StepView& step, Worker& worker) {
                            .num_rows = last - first};
     });
     worker.barrier();
-    for (int64_t token; (token = worker.take()) < step.num_tokens;) combine(op, pairs, token);
+    for (int64_t token; (token = worker.take()) < pairs.num_tokens;) combine(op, pairs, token);
 }
 
 }  // namespace kvarto::KVARTO_ISA

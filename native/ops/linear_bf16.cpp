@@ -35,7 +35,7 @@ void gated_panels(const LinearOp& op, const BF16Rows& rows, Worker& worker) {
 }  // namespace
 
 BF16Rows prepared_rows_bf16(const LinearOp& op, const StepView& step, Worker& worker) {
-    const int32_t num_rows = op.x.per_sample ? step.num_samples : step.num_tokens;
+    const int32_t num_rows = step.num_rows(op.x);
     return {.x = op.x.form == RowForm::kF32 ? rounded(op, num_rows, worker) : op.x, .num_rows = num_rows,
             .out = op.out.f32(0), .out_stride = op.out.row_bytes / int64_t{sizeof(float)}, .bias = op.bias};
 }

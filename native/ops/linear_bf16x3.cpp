@@ -35,7 +35,7 @@ int32_t block_rows_for(int32_t width) {
 }  // namespace
 
 BF16x3Rows prepared_rows_bf16x3(const LinearOp& op, const StepView& step, Worker& worker) {
-    const int32_t num_rows = op.x.per_sample ? step.num_samples : step.num_tokens;
+    const int32_t num_rows = step.num_rows(op.x);
     Rows first = op.x;
     first.data = op.scratch;
     first.form = RowForm::kBF16;

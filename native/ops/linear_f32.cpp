@@ -154,7 +154,7 @@ ProductRows rows_of(const LinearOp& op, const StepView& step) {
     rows.x_stride = op.x.row_bytes / int64_t{sizeof(float)};
     rows.out = op.out.f32(0);
     rows.out_stride = op.out.row_bytes / int64_t{sizeof(float)};
-    rows.num_rows = op.x.per_sample ? step.num_samples : step.num_tokens;
+    rows.num_rows = step.num_rows(op.x);
     return rows;
 }
 

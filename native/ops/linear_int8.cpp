@@ -43,10 +43,17 @@ void stage_fine_codes(const Int8Rows& rows, int32_t first_row, int32_t group, St
     }
 }
 
+bool pays_in_tiles(const Weight& weight, int32_t num_rows) {
+    const bool has_8_bits = std::any_of(weight.parts.begin(), weight.parts.end(),
+                                        [](const Part& part) { return part.format == Format::kQ8_0; });
+    return kHasTiles && num_rows >= (has_8_bits ? kFewestInt8TileRowsOf8Bits : kFewestInt8TileRows);
+}
+
 // The rows of one op, quantised in its scratch where x is not.
 Int8Rows rows_of(const LinearOp& op, const StepView& step) {
-    const int32_t num_rows = op.x.per_sample ? step.num_samples : step.num_tokens;
-    Int8Rows rows{.x = op.x, .num_rows = num_rows, .staged = op.scratch, .out = op.out.f32(0),
+    const int32_t num_rows = step.num_rows(op.x);
+    Int8Rows rows{.x = op.x, .num_rows = num_rows, .in_tiles = pays_in_tiles(op.weight, num_rows),
+                  .staged = op.scratch, .out = op.out.f32(0),
                   .out_stride = op.out.row_bytes / int64_t{sizeof(float)}, .bias = op.bias};
     if (op.x.form == RowForm::kF32) {
         rows.x.data = op.scratch + staged_bytes(num_rows, op.x.width);
@@ -58,7 +65,7 @@ Int8Rows rows_of(const LinearOp& op, const StepView& step) {
 
 // Sixteen rows at a time: quantised and staged by the same thread.
 void prepare(const LinearOp& op, const Int8Rows& rows, Worker& worker) {
-    const bool quantises = op.x.form == RowForm::kF32, stages = uses_tiles(rows.num_rows);
+    const bool quantises = op.x.form == RowForm::kF32, stages = rows.in_tiles;
     if (!quantises && !stages) return;
     for (int64_t tile = worker.take(); tile < rows.num_tiles(); tile = worker.take()) {
         const auto first = static_cast<int32_t>(tile * 16), last = std::min(first + 16, rows.num_rows);
@@ -72,7 +79,7 @@ void prepare(const LinearOp& op, const Int8Rows& rows, Worker& worker) {
 // Rows that meet all panels before others do: as staged they stay in the second-level cache, from which every panel
 // reads them again. Whole tiles, blocks of about one size.
 int32_t rows_of_block(const Int8Rows& rows) {
-    if (!uses_tiles(rows.num_rows)) return rows.num_rows;
+    if (!rows.in_tiles) return rows.num_rows;
     const int64_t tile_bytes = staged_bytes(16, rows.x.width) * 11 / 20;  // without the fine codes, which few have
     const int32_t most = std::max(1, static_cast<int32_t>(kBlockBytes / tile_bytes));
     const int32_t num_blocks = (rows.num_tiles() + most - 1) / most;
@@ -91,8 +98,6 @@ Int8Rows prepared_rows(const LinearOp& op, const StepView& step, Worker& worker)
     return rows;
 }
 
-bool uses_tiles(int32_t num_rows) { return kHasTiles && num_rows >= kFewestStagedRows; }
-
 void stage_rows(const Int8Rows& rows, int32_t tile) {
     const int32_t num_groups = rows.x.width / kGroup;
     StagedGroup* out = reinterpret_cast<StagedGroup*>(rows.staged) + tile * num_groups;
@@ -109,7 +114,7 @@ void stage_rows(const Int8Rows& rows, int32_t tile) {
 }
 
 void multiply_panels(const Part& part, const Int8Rows& rows, int32_t first, int32_t last) {
-    if (uses_tiles(rows.num_rows))
+    if (rows.in_tiles)
         multiply_panels_by_tiles(part, rows, first, last);
     else
         multiply_panels_by_rows(part, rows, first, last);

@@ -45,6 +45,7 @@ struct Int8Rows {
     Rows x;                          // form kInt8
     const int32_t* index = nullptr;  // [num_rows] rows of x, or null for 0, 1, 2, …
     int32_t num_rows = 0;
+    bool in_tiles = false;           // multiplied by sixteens, and staged for it
     std::byte* staged = nullptr;     // staged_bytes(num_rows, x.width), 64-byte aligned; see stage_rows
     float* out = nullptr;            // product i of weight row w of the part: out[i * out_stride + w]
     int64_t out_stride = 0;
@@ -73,9 +74,6 @@ namespace kvarto::KVARTO_ISA {
 // The rows of an op, quantised where x is float32 and staged where tiles are used. Entered by all workers; barriers lie
 // inside, and a new phase of items begins.
 Int8Rows prepared_rows(const LinearOp& op, const StepView& step, Worker& worker);
-
-// Whether that many rows are multiplied in tiles of sixteen: they must then be staged before.
-bool uses_tiles(int32_t num_rows);
 
 // Copies sixteen rows (tile 0, 1, …; the last one is filled up with zeros) to `rows.staged`, group by group.
 void stage_rows(const Int8Rows& rows, int32_t tile);

@@ -60,12 +60,12 @@ template <int num_halves, int half, bool has_minimum>
     if constexpr (has_minimum && half == num_halves - 1) add_minima(rows, weights, totals);
 }
 
-// Groups [0, count) of one tile of rows and one panel, into sixteen accumulators.
+// Groups [0, count) of one tile of rows and one panel, into sixteen accumulators; `ask(group)` is called for each.
 // Inlined, so that the accumulators stay in registers.
-template <Format format, int num_rows>
+template <Format format, int num_rows, class Ask>
 [[gnu::always_inline]] inline void add_groups(const StagedGroup* rows,
                                               const WeightGroup<Block<format>::kHalves>* weights, int32_t count,
-                                              __m512 (&totals)[num_rows]) {
+                                              __m512 (&totals)[num_rows], Ask ask) {
     static_assert(num_rows == 16);
     using B = Block<format>;
     constexpr int num_halves = B::kHalves;
@@ -73,6 +73,7 @@ template <Format format, int num_rows>
     if constexpr (num_halves == 2) {
         multiply_tile<0, 2, 0>(rows[0], weights[0], sums[0]);
         for (int32_t group = 0; group < count; ++group) {
+            ask(group);
             multiply_tile<1, 2, 1>(rows[group], weights[group], sums[1]);
             scale_tile<2, 0, false>(sums[0], rows[group], weights[group], totals);
             if (group + 1 < count) multiply_tile<0, 2, 0>(rows[group + 1], weights[group + 1], sums[0]);
@@ -81,6 +82,8 @@ template <Format format, int num_rows>
     } else {
         multiply_tile<0, 1, 0>(rows[0], weights[0], sums[0]);
         for (int32_t group = 0; group < count; group += 2) {
+            ask(group);
+            if (group + 1 < count) ask(group + 1);
             if (group + 1 < count) multiply_tile<1, 1, 0>(rows[group + 1], weights[group + 1], sums[1]);
             scale_tile<1, 0, B::kHasMinimum>(sums[0], rows[group], weights[group], totals);
             if (group + 1 == count) break;

@@ -59,6 +59,12 @@ template <Format format, int num_rows> struct RowSums {
     }
 };
 
+// Stores leave in order, so each would wait for a line that is not near.
+void ask_for_outputs(const Int8Rows& rows, int32_t panel, int32_t first_row, int32_t num_rows) {
+    const float* out = rows.out + first_row * rows.out_stride + panel * kLanes;
+    for (int32_t i = 0; i < num_rows; ++i) prefetch_to_write(out + i * rows.out_stride);
+}
+
 void write(const Int8Rows& rows, int32_t row, F32x16 sum, int32_t first_lane, int32_t num_lanes) {
     float* out = rows.out + row * rows.out_stride + first_lane;
     if (rows.bias != nullptr) sum = sum + load_first(rows.bias + first_lane, num_lanes);
@@ -68,6 +74,7 @@ void write(const Int8Rows& rows, int32_t row, F32x16 sum, int32_t first_lane, in
 template <Format format, int num_rows>
 void multiply_rows(const Part& part, const Int8Rows& rows, int32_t panel, int32_t first_row) {
     using B = Block<format>;
+    ask_for_outputs(rows, panel, first_row, num_rows);
     QuantisedRow some[num_rows];
     for (int i = 0; i < num_rows; ++i) some[i] = rows.row(first_row + i);
     RowSums<format, num_rows> sums{some, {}};

@@ -18,11 +18,13 @@ inline constexpr bool kHasTiles = true;
 inline constexpr bool kHasTiles = false;
 #endif
 
-// As tiles multiply them; fewer are multiplied as they lie.
+// As tiles multiply them; fewer are multiplied as they lie: a tile would be partly empty, or to stage rows and to unpack
+// first would cost more than it saves. Codes of 8 bits need no unpacking.
+inline constexpr int32_t kFewestInt8TileRowsOf8Bits = 16;
 #if defined(__AMX_INT8__)
-inline constexpr int32_t kFewestStagedRows = 16;  // below it a tile would be partly empty
+inline constexpr int32_t kFewestInt8TileRows = 16;
 #else
-inline constexpr int32_t kFewestStagedRows = 48;  // below it to stage rows and to unpack first costs more than it saves
+inline constexpr int32_t kFewestInt8TileRows = 48;
 #endif
 
 }  // namespace kvarto::KVARTO_ISA

@@ -83,13 +83,21 @@ template <Format format> struct Panel {
     const Part& part;
     const Int8Rows& rows;
     int32_t index;
-    const std::byte* packed = part.data + index * panel_bytes(format, part.group_size, rows.x.width);
+    int64_t bytes = panel_bytes(format, part.group_size, rows.x.width);
+    const std::byte* packed = part.data + index * bytes;
     int32_t num_groups = rows.x.width / kGroup;
+    int64_t group_bytes = bytes / num_groups;
 
     using Weights = WeightGroup<Block<format>::kHalves>;
 
     void unpack(int32_t first, int32_t last, Weights* out) const {
         unpack_chunk<format>(packed, part.group_size, first, last, out);
+    }
+
+    // What the next panel has in place of a group of this one.
+    void ask_for_next(int32_t group) const {
+        const std::byte* next = packed + bytes + group * group_bytes;
+        for (int64_t byte = 0; byte < group_bytes; byte += 64) prefetch_to_second_level(next + byte);
     }
 
     const StagedGroup* staged(int32_t tile) const {
@@ -105,7 +113,9 @@ void multiply_tile(const Panel<format>& panel, const WeightGroup<Block<format>::
     out.ask_for();
     __m512 totals[num_rows] = {};
     if (first > 0) out.load(totals);
-    add_groups<format, num_rows>(panel.staged(tile) + first, weights, last - first, totals);
+    add_groups<format, num_rows>(panel.staged(tile) + first, weights, last - first, totals, [&](int32_t group) {
+        if (tile == 0) panel.ask_for_next(first + group);
+    });
     if (last == panel.num_groups) out.add_bias(totals);
     out.store(totals);
 }

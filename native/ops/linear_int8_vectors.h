@@ -68,13 +68,14 @@ template <Format format, bool is_fine, int num_rows>
     if constexpr (B::kHasMinimum) add_minima(rows, weights, totals);
 }
 
-// Groups [0, count) of one tile of rows and one panel, into as many accumulators as the tile has rows.
-// Inlined, so that the accumulators stay in registers.
-template <Format format, int num_rows>
+// Groups [0, count) of one tile of rows and one panel, into as many accumulators as the tile has rows; `ask(group)` is
+// called before each. Inlined, so that the accumulators stay in registers.
+template <Format format, int num_rows, class Ask>
 [[gnu::always_inline]] inline void add_groups(const StagedGroup* rows,
                                               const WeightGroup<Block<format>::kHalves>* weights, int32_t count,
-                                              __m512 (&totals)[num_rows]) {
+                                              __m512 (&totals)[num_rows], Ask ask) {
     for (int32_t group = 0; group < count; ++group) {
+        ask(group);
         if (rows[group].fine_rows == 0)
             add_group<format, false>(rows[group], weights[group], totals);
         else

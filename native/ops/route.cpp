@@ -49,9 +49,10 @@ void choose(float* shares, int32_t num_experts, const RouteOp& op, int32_t* ids,
 void route(const RouteOp& op, const StepView& step, Worker& worker) {
     const int32_t num_experts = op.weight.num_rows;
     const int64_t width = align_up(num_experts, kLanes);
+    const int32_t num_rows = step.num_rows(op.x);
     auto* logits = reinterpret_cast<float*>(op.scratch);
-    for (int64_t first; (first = worker.take() * kRowsPerItem) < step.num_tokens;) {
-        const int32_t count = static_cast<int32_t>(std::min<int64_t>(kRowsPerItem, step.num_tokens - first));
+    for (int64_t first; (first = worker.take() * kRowsPerItem) < num_rows;) {
+        const int32_t count = static_cast<int32_t>(std::min<int64_t>(kRowsPerItem, num_rows - first));
         float* out = logits + first * width;
         for (const Part& part : op.weight.parts) {
             const ProductRows rows{.x = op.x.f32(first), .x_stride = op.x.row_bytes / int64_t{sizeof(float)},

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -106,11 +108,16 @@ def test_live_activations_are_the_residual_stream_and_one_block(name: str) -> No
     assert peak == 4 * max(512 * max(moments), 8 * (width + config.vocab_size))
 
 
-def test_only_sampled_rows_reach_the_output_matrix() -> None:
-    program = program_of("smollm2")
-    last = next(op for op in program.ops if isinstance(op, Logits))
-    assert program.buffers[last.x].rows is Rows.SAMPLES
-    assert program.buffers[last.out].rows is Rows.SAMPLES
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_after_the_last_attention_there_are_only_the_rows_to_sample(name: str) -> None:
+    program = program_of(name)
+    last = max(index for index, op in enumerate(program.ops) if isinstance(op, Attention))
+
+    def rows(ops: Sequence[Op]) -> set[Rows]:
+        return {program.buffers[name].rows for op in ops for name in op.writes}
+
+    assert rows(program.ops[: last + 1]) == {Rows.TOKENS}
+    assert rows(program.ops[last + 1 :]) == {Rows.SAMPLES}
 
 
 def test_a_tied_table_is_one_weight() -> None:

@@ -38,10 +38,10 @@ class ScratchSizes:
         if isinstance(op, Sample):
             return _native.ops.sample_scratch_bytes(self.program.vocab_size, self.num_threads)
         if isinstance(op, Route):
-            return _native.ops.route_scratch_bytes(self.limits.max_tokens, self.program.weights[op.weight].shape[0])
+            return _native.ops.route_scratch_bytes(self.num_rows(op.x), self.program.weights[op.weight].shape[0])
         if isinstance(op, Experts):
             num_experts, hidden, ffn = self.program.weights[op.down].shape
-            return _native.ops.experts_scratch_bytes(self.limits.max_tokens, op.top_k, num_experts, hidden, ffn)
+            return _native.ops.experts_scratch_bytes(self.num_rows(op.x), op.top_k, num_experts, hidden, ffn)
         return 0
 
     def product_bytes(self, op: Linear | Logits) -> int:

@@ -32,6 +32,7 @@ class ExpertsKernel(Kernel[Experts]):
         return pieces | {f"lowering.{name}": piece for name, piece in lowering.items()}
 
     def __init__(self, op: Experts, views: Views, scratch: Tensors) -> None:
+        self._rows = views.sizes.program.buffers[op.x].rows
         self._x = views.buffers[op.x]
         self._ids = views.buffers[op.ids]
         self._shares = views.buffers[op.shares]
@@ -45,8 +46,9 @@ class ExpertsKernel(Kernel[Experts]):
 
     def run(self, batch: Batch) -> None:
         """See `core.ops.Experts`. Experts run in ascending order, so that a row adds up in that order."""
-        self._out[: batch.num_tokens].zero_()
-        ids = self._ids[: batch.num_tokens].cpu().numpy()
+        num_rows = batch.num_rows(self._rows)
+        self._out[:num_rows].zero_()
+        ids = self._ids[:num_rows].cpu().numpy()
         for expert in np.unique(ids):
             rows, choices = np.nonzero(ids == expert)
             for start in range(0, len(rows), TILE_ROWS):

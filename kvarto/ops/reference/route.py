@@ -32,6 +32,7 @@ class RouteKernel(Kernel[Route]):
 
     def __init__(self, op: Route, views: Views, scratch: Tensors) -> None:
         self._op = op
+        self._rows = views.sizes.program.buffers[op.x].rows
         self._x = views.buffers[op.x]
         self._ids = views.buffers[op.ids]
         self._shares = views.buffers[op.shares]
@@ -41,8 +42,9 @@ class RouteKernel(Kernel[Route]):
 
     def run(self, batch: Batch) -> None:
         """See `core.ops.Route`."""
-        for start in range(0, batch.num_tokens, TILE_ROWS):
-            rows = slice(start, min(start + TILE_ROWS, batch.num_tokens))
+        num_rows = batch.num_rows(self._rows)
+        for start in range(0, num_rows, TILE_ROWS):
+            rows = slice(start, min(start + TILE_ROWS, num_rows))
             self._route(self._x[rows], self._ids[rows], self._shares[rows])
 
     def _route(self, x: torch.Tensor, ids: torch.Tensor, shares: torch.Tensor) -> None:
