@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from kvarto.core.buffers import Cost, Rows, StepShape
+from kvarto.core.buffers import Cost, StepShape
 
 if TYPE_CHECKING:
     from kvarto.core.program import Program
