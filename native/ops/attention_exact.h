@@ -35,6 +35,11 @@ struct ExactNumbers {
     static void store_weights(const F32x16 (&weights)[kTileKeys / 16], float* out) {
         for (int32_t i = 0; i < kTileKeys / 16; ++i) weights[i].store(out + 16 * i);
     }
+    // The weights of two keys that follow each other, of sixteen rows.
+    static void store_weights_of_two(F32x16 even, F32x16 odd, float* out) {
+        even.store(out);
+        odd.store(out + 16);
+    }
     // Columns of values in the order of dims.
     static const float* in_order(const float* columns, int32_t, float*) { return columns; }
 

@@ -3,6 +3,7 @@
 
 #include "ops/attention_plan.h"
 #include "ops/kv_page.h"
+#include "ops/prefetch.h"
 
 namespace kvarto::KVARTO_ISA {
 
@@ -38,6 +39,30 @@ private:
         if (plane.scales == nullptr) return;
         for (int32_t i = 0; i < run; ++i) scale[first + i] = plane.scales + offset + i;
     }
+};
+
+struct KVTile {
+    TileTokens keys, values;
+};
+
+// Asks for the tokens of a tile one by one, keys first.
+class Ahead {
+public:
+    Ahead() = default;
+    Ahead(const KVTile& tile, int64_t token_bytes) : tile_(&tile), token_bytes_(token_bytes), left_(2 * kTileKeys) {}
+
+    [[gnu::always_inline]] void ask() {  // a call would put all sums aside
+        if (left_ == 0) return;
+        const int32_t index = 2 * kTileKeys - left_--;
+        const std::byte* token = index < kTileKeys ? tile_->keys.token[index] : tile_->values.token[index - kTileKeys];
+        if (token == nullptr) return;
+        for (int64_t byte = 0; byte < token_bytes_; byte += 64) prefetch_to_second_level(token + byte);
+    }
+
+private:
+    const KVTile* tile_ = nullptr;
+    int64_t token_bytes_ = 0;
+    int32_t left_ = 0;
 };
 
 // Elements [first, first + 16) of a token as float32; 0 behind the head's end, and where there is no key.

@@ -43,6 +43,13 @@ struct PairNumbers {
         for (int32_t i = 0; i < kTileKeys / 16; i += 2)
             _mm512_store_ps(out + 8 * i, bf16_pair(weights[i].v, weights[i + 1].v));
     }
+    // The weights of two keys that follow each other, of sixteen rows: one pair a row.
+    static void store_weights_of_two(F32x16 even, F32x16 odd, float* out) {
+        alignas(64) static constexpr uint16_t kWords[32] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
+                                                            8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+        const __m512i words = _mm512_castps_si512(bf16_pair(even.v, odd.v));
+        _mm512_store_si512(out, _mm512_permutexvar_epi16(_mm512_load_si512(kWords), words));
+    }
     static const float* in_order(const float* columns, int32_t head_dim, float* out) {
         put_in_order(columns, num_columns(head_dim), out);
         return out;

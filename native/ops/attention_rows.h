@@ -28,6 +28,7 @@ struct UnitRows {
                 end_key[num_rows] = position + 1;
             }
         }
+        for (int32_t r = num_rows; r < align_up(num_rows, 16); ++r) first_key[r] = end_key[r] = 0;  // see nothing
     }
 };
 

@@ -1,9 +1,10 @@
 // Attention in vectors over pages of any type: tiles of 64 keys, whose sums add up in order inside spans of 1,024. In
 // float32, or in pairs of bfloat16: `Numbers` is ExactNumbers or PairNumbers, which say what an item of four bytes is.
 //
-// A tile is laid out once for all rows of a unit: keys turned over, [item of dims][key], values [item of keys][dim].
-// Scores and weighted sums are then the same small product, C += A B: each element one chain over ascending dims or keys.
-// A key that a row does not see has weight 0, which changes nothing.
+// A tile is laid out once for all rows of a unit: values [item of keys][dim], keys turned over, [item of dims][key], for
+// few rows, and as they lie for rows that go by sixteen (attention_lanes.h). Scores and weighted sums are small products,
+// C += A B: each element one chain over ascending dims or keys, the same in both ways. A key that a row does not see has
+// weight 0, which changes nothing.
 //
 // Cost: 2 * 64 * dim multiply-adds per row and tile, bound by their rate; for few rows 64 shuffles per 256 items to
 // turn the keys over, about what it takes to read them from memory. So the next tile is asked for all along, a token at a
@@ -13,82 +14,13 @@
 #include <limits>
 #include <optional>
 
-#include "ops/attention_keys.h"
-#include "ops/attention_rows.h"
+#include "ops/attention_lanes.h"
 #include "ops/lanes.h"
-#include "ops/prefetch.h"
-#include "ops/softcap.h"
-#include "ops/transpose16.h"
 
 namespace kvarto::KVARTO_ISA {
 
-#if defined(__AVX512F__)
-inline constexpr int kBlockRows = 4, kBlockVectors = 4;  // sixteen accumulators of thirty-two registers
-#else
-inline constexpr int kBlockRows = 2, kBlockVectors = 2;  // eight of sixteen, two to a vector
-#endif
-
-struct Tile {
-    TileTokens keys, values;
-};
-
-// Asks for the tokens of a tile one by one, keys first.
-class Ahead {
-public:
-    Ahead() = default;
-    Ahead(const Tile& tile, int64_t token_bytes) : tile_(&tile), token_bytes_(token_bytes), left_(2 * kTileKeys) {}
-
-    void ask() {
-        if (left_ == 0) return;
-        const int32_t index = 2 * kTileKeys - left_--;
-        const std::byte* token = index < kTileKeys ? tile_->keys.token[index] : tile_->values.token[index - kTileKeys];
-        if (token == nullptr) return;
-        for (int64_t byte = 0; byte < token_bytes_; byte += 64) prefetch_to_second_level(token + byte);
-    }
-
-private:
-    const Tile* tile_ = nullptr;
-    int64_t token_bytes_ = 0;
-    int32_t left_ = 0;
-};
-
-// c[r][0..16 V) += sum over items k of a[r][k] * b[k][0..16 V), k ascending.
-template <class Numbers, int R, int V>
-inline void multiply_block(const float* a, int64_t a_stride, const float* b, int64_t b_stride, int32_t first,
-                           int32_t end, float* c, int64_t c_stride, Ahead& ahead) {
-    F32x16 sums[R][V];
-    for (int r = 0; r < R; ++r)
-        for (int v = 0; v < V; ++v) sums[r][v] = F32x16::load(c + r * c_stride + 16 * v);
-    for (int32_t k = first; k < end; ++k) {
-        ahead.ask();
-        F32x16 row[V];
-        for (int v = 0; v < V; ++v) row[v] = F32x16::load(b + k * b_stride + 16 * v);
-        for (int r = 0; r < R; ++r) {
-            const F32x16 x = F32x16::set1(a[r * a_stride + k]);
-            for (int v = 0; v < V; ++v) sums[r][v] = Numbers::add_product(x, row[v], sums[r][v]);
-        }
-    }
-    for (int r = 0; r < R; ++r)
-        for (int v = 0; v < V; ++v) sums[r][v].store(c + r * c_stride + 16 * v);
-}
-
-// The same for `num_vectors` vectors and 1 to `kBlockRows` rows. A chain's order is the same in every block.
-template <class Numbers, int R = kBlockRows>
-inline void multiply(const float* a, int64_t a_stride, const float* b, int64_t b_stride, int32_t first, int32_t end,
-                     float* c, int64_t c_stride, int32_t num_rows, int32_t num_vectors, Ahead& ahead) {
-    if constexpr (R > 1)
-        if (num_rows < R)
-            return multiply<Numbers, R - 1>(a, a_stride, b, b_stride, first, end, c, c_stride, num_rows, num_vectors,
-                                            ahead);
-    int32_t v = 0;
-    for (; v + kBlockVectors <= num_vectors; v += kBlockVectors)
-        multiply_block<Numbers, R, kBlockVectors>(a, a_stride, b + 16 * v, b_stride, first, end, c + 16 * v, c_stride,
-                                                  ahead);
-    for (; v + 2 <= num_vectors; v += 2)
-        multiply_block<Numbers, R, 2>(a, a_stride, b + 16 * v, b_stride, first, end, c + 16 * v, c_stride, ahead);
-    if (v < num_vectors)
-        multiply_block<Numbers, R, 1>(a, a_stride, b + 16 * v, b_stride, first, end, c + 16 * v, c_stride, ahead);
-}
+// Fewer rows than this are cheaper one by one than as a block of sixteen.
+inline constexpr int32_t kFewestLaneRows = 10;
 
 template <class Numbers> class VectorPath {
 public:
@@ -106,8 +38,10 @@ public:
           sums_width_(padded_dim(op.heads)),
           queries_(memory.take<float>(kUnitRows * num_items_)),
           keys_(memory.take<float>(num_items_ * kTileKeys)),
+          turned_keys_(memory.take<float>(num_items_ * kTileKeys)),
           values_(memory.take<float>(kTileKeys / kTogether * width_)),
-          scores_(memory.take<float>(kBlockRows * kTileKeys)) {}
+          scores_(memory.take<float>(kBlockRows * kTileKeys)),
+          lanes_(op, memory) {}
 
     // What comes after the tiles that are attended to next.
     void ask_for(const int32_t* table, int32_t context, int32_t first_tile, int32_t end_tile, int32_t kv_head, int32_t) {
@@ -125,22 +59,27 @@ public:
             });
             Numbers::pack(scaled, dim_, queries_ + r * num_items_);
         }
+        if (rows.num_rows >= kFewestLaneRows) lanes_.start(queries_, rows.num_rows);
     }
 
     // Adds the tiles [first_tile, end_tile) of a sequence's pages to the sums of rows [first_row, end_row).
     void attend(const UnitRows& rows, int32_t first_row, int32_t end_row, const int32_t* table, int32_t context,
                 int32_t kv_head, int32_t first_tile, int32_t end_tile, Sums& sums) {
         if (first_tile >= end_tile) return;
-        Tile here = tile_of(table, context, kv_head, first_tile);
+        const int32_t first_single = first_row + num_in_lanes(first_row, end_row);
+        KVTile here = tile_of(table, context, kv_head, first_tile);
         for (int32_t tile = first_tile; tile < end_tile; ++tile) {
-            std::optional<Tile> next;
+            std::optional<KVTile> next;
             if (tile + 1 < end_tile)
                 next = tile_of(table, context, kv_head, tile + 1);
             else
                 next.swap(coming_);
             ahead_ = next ? Ahead(*next, pages_.token_bytes) : Ahead();
-            lay_out(here);
-            for (int32_t r = first_row; r < end_row; r += kBlockRows)
+            lay_out(here, first_row < first_single, first_single < end_row);
+            for (int32_t r = first_row; r < first_single; r += kMostLaneRows)
+                lanes_.add_tile(rows, r, std::min(kMostLaneRows, first_single - r), tile * kTileKeys, keys_, values_,
+                                width_, sums, ahead_);
+            for (int32_t r = first_single; r < end_row; r += kBlockRows)
                 add_tile(rows, r, std::min(kBlockRows, end_row - r), tile * kTileKeys, sums);
             if (next) here = *next;
         }
@@ -152,21 +91,39 @@ public:
 private:
     static constexpr int32_t kTogether = Numbers::kTogether;
 
-    Tile tile_of(const int32_t* table, int32_t context, int32_t kv_head, int32_t tile) const {
+    KVTile tile_of(const int32_t* table, int32_t context, int32_t kv_head, int32_t tile) const {
         return {{pages_, table, context, tile, kv_head, Plane::kKey}, {pages_, table, context, tile, kv_head, Plane::kValue}};
     }
 
-    void lay_out(const Tile& tile) {
+    // How many of the rows go by sixteen. Blocks of those begin where the unit's do.
+    static int32_t num_in_lanes(int32_t first_row, int32_t end_row) {
+        if (first_row % kLaneRows != 0) return 0;
+        const int32_t num_rows = end_row - first_row, left = num_rows % kLaneRows;
+        return left < kFewestLaneRows ? num_rows - left : num_rows;
+    }
+
+    void lay_out(const KVTile& tile, bool as_they_lie, bool turned) {
         switch (pages_.type) {
-            case KVType::kF32: return lay_out_as<KVType::kF32>(tile);
-            case KVType::kF16: return lay_out_as<KVType::kF16>(tile);
-            case KVType::kBF16: return lay_out_as<KVType::kBF16>(tile);
-            case KVType::kInt8: return lay_out_as<KVType::kInt8>(tile);
+            case KVType::kF32: return lay_out_as<KVType::kF32>(tile, as_they_lie, turned);
+            case KVType::kF16: return lay_out_as<KVType::kF16>(tile, as_they_lie, turned);
+            case KVType::kBF16: return lay_out_as<KVType::kBF16>(tile, as_they_lie, turned);
+            case KVType::kInt8: return lay_out_as<KVType::kInt8>(tile, as_they_lie, turned);
         }
     }
 
-    template <KVType kType> void lay_out_as(const Tile& tile) {
-        constexpr int32_t kDims = 16 * kTogether;  // of a vector of items
+    template <KVType kType> void lay_out_as(const KVTile& tile, bool as_they_lie, bool turned) {
+        if (as_they_lie) copy_keys<kType>(tile);
+        if (turned) turn_keys<kType>(tile);
+        lay_out_values<kType>(tile);
+    }
+
+    template <KVType kType> void copy_keys(const KVTile& tile) {
+        for (int32_t key = 0; key < kTileKeys; ++key)
+            for (int32_t i = 0; i < num_items_; i += 16)
+                Numbers::template load<kType>(tile.keys, key, i * kTogether, dim_).store(keys_ + key * num_items_ + i);
+    }
+
+    template <KVType kType> void turn_keys(const KVTile& tile) {
         for (int32_t key = 0; key < kTileKeys; key += 16) {
             for (int j = 0; j < 8; ++j) ahead_.ask();
             for (int32_t i = 0; i < num_items_; i += 16) {
@@ -174,9 +131,13 @@ private:
                 for (int j = 0; j < 16; ++j)
                     block[j] = Numbers::template load<kType>(tile.keys, key + j, i * kTogether, dim_);
                 transpose16(block);
-                for (int j = 0; j < 16; ++j) block[j].store(keys_ + (i + j) * kTileKeys + key);
+                for (int j = 0; j < 16; ++j) block[j].store(turned_keys_ + (i + j) * kTileKeys + key);
             }
         }
+    }
+
+    template <KVType kType> void lay_out_values(const KVTile& tile) {
+        constexpr int32_t kDims = 16 * kTogether;  // of a vector of items
         for (int32_t key = 0; key < kTileKeys; key += kTogether) {
             ahead_.ask();
             float* out = values_ + key / kTogether * width_;
@@ -195,13 +156,14 @@ private:
         if (begin >= end) return;
         std::fill_n(scores_, num_rows * kTileKeys, 0.0F);
         const int32_t first = begin / 16 * 16, num_vectors = (end - first + 15) / 16;
-        multiply<Numbers>(queries_ + row * num_items_, num_items_, keys_ + first, kTileKeys, 0,
-                          Numbers::num_used_items(dim_), scores_ + first, kTileKeys, num_rows, num_vectors, ahead_);
+        multiply<Numbers>(RowItems{queries_ + row * num_items_, num_items_}, turned_keys_ + first, kTileKeys, 0,
+                          Numbers::num_used_items(dim_), Products{scores_ + first, kTileKeys}, num_rows, num_vectors,
+                          ahead_);
         for (int32_t r = 0; r < num_rows; ++r)
             weigh(scores_ + r * kTileKeys, rows.first_key[row + r] - first_key, rows.end_key[row + r] - first_key,
                   row + r, sums);
-        multiply<Numbers>(scores_, kTileKeys, values_, width_, begin / kTogether, (end + kTogether - 1) / kTogether,
-                          sums.values + row * sums_width_, sums_width_, num_rows, width_ / 16, ahead_);
+        multiply<Numbers>(RowItems{scores_, kTileKeys}, values_, width_, begin / kTogether,
+                          (end + kTogether - 1) / kTogether, Products{sums.values + row * sums_width_, sums_width_}, num_rows, width_ / 16, ahead_);
     }
 
     // Turns a row's scores into weights, and scales what the row has so far to the new maximum.
@@ -244,8 +206,9 @@ private:
     const int64_t sums_width_;
     const Numbers numbers_{};
     const Factor factor_{};
-    float *queries_, *keys_, *values_, *scores_;
-    std::optional<Tile> coming_;
+    float *queries_, *keys_, *turned_keys_, *values_, *scores_;
+    LaneRows<Numbers> lanes_;
+    std::optional<KVTile> coming_;
     Ahead ahead_;
 };
 

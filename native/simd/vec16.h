@@ -73,6 +73,10 @@ template <int N> I32x16 shift_right(I32x16 a) { return {_mm512_srli_epi32(a.v, N
 // The low bytes of the lanes, saturated to [-128, 127].
 inline __m128i to_i8(I32x16 a) { return _mm512_cvtsepi32_epi8(a.v); }
 inline void store_i8(I32x16 a, int8_t* p) { _mm_storeu_si128(reinterpret_cast<__m128i*>(p), to_i8(a)); }
+// Lanes of `yes` where a < b, else of `no`.
+inline F32x16 where_less(I32x16 a, I32x16 b, F32x16 yes, F32x16 no) {
+    return {_mm512_mask_mov_ps(no.v, _mm512_cmplt_epi32_mask(a.v, b.v), yes.v)};
+}
 
 #elif defined(__AVX2__)
 
@@ -150,6 +154,12 @@ inline __m128i to_i8(I32x16 a) {
     return _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
 }
 inline void store_i8(I32x16 a, int8_t* p) { _mm_storeu_si128(reinterpret_cast<__m128i*>(p), to_i8(a)); }
+inline F32x16 where_less(I32x16 a, I32x16 b, F32x16 yes, F32x16 no) {
+    const auto pick = [](__m256i x, __m256i y, __m256 one, __m256 other) {
+        return _mm256_blendv_ps(other, one, _mm256_castsi256_ps(_mm256_cmpgt_epi32(y, x)));
+    };
+    return {pick(a.lo, b.lo, yes.lo, no.lo), pick(a.hi, b.hi, yes.hi, no.hi)};
+}
 
 #else
 
@@ -259,6 +269,9 @@ template <int N> I32x16 shift_right(I32x16 a) {
 }
 inline void store_i8(I32x16 a, int8_t* p) {
     for (int i = 0; i < 16; ++i) p[i] = static_cast<int8_t>(a.v[i] < -128 ? -128 : a.v[i] > 127 ? 127 : a.v[i]);
+}
+inline F32x16 where_less(I32x16 a, I32x16 b, F32x16 yes, F32x16 no) {
+    return F32x16::each([&](int i) { return a.v[i] < b.v[i] ? yes.v[i] : no.v[i]; });
 }
 
 #endif
