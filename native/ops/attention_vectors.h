@@ -163,7 +163,8 @@ private:
             weigh(scores_ + r * kTileKeys, rows.first_key[row + r] - first_key, rows.end_key[row + r] - first_key,
                   row + r, sums);
         multiply<Numbers>(RowItems{scores_, kTileKeys}, values_, width_, begin / kTogether,
-                          (end + kTogether - 1) / kTogether, Products{sums.values + row * sums_width_, sums_width_}, num_rows, width_ / 16, ahead_);
+                          (end + kTogether - 1) / kTogether,
+                          Products{sums.values + row * sums_width_, sums_width_}, num_rows, width_ / 16, ahead_);
     }
 
     // Turns a row's scores into weights, and scales what the row has so far to the new maximum.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import random
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,8 +24,8 @@ BASE = targets_of(program_of())
 SIZES = (1, 2, 511, 512, 513, 4095, 4096, 4097, 65_537, (4 << 20) - 1, (4 << 20) + 4098, (9 << 20) + 3)
 NOTHING = np.empty(0, np.uint8)
 ISA = _native.ops.isas()[-1]
-TRIES = 5
-"""Of which one must find the file out of the page cache: the kernel keeps what another holds at that moment."""
+WAITS_S = (0, 0.05, 0.1, 0.2, 0.4, 0.8)
+"""Before tries of which one must find the file out of the page cache: the kernel keeps what another holds just then."""
 
 
 def put_on_disk(path: Path) -> None:
@@ -92,7 +93,8 @@ def test_wherever_a_tensor_begins_and_the_file_ends(size: int, folder: Path) -> 
         expected = bytes(data[start : start + 2 * count])
         assert packed(path, tensors, 2 * count, may_be_direct=False) == (expected, 0)
         most = 0
-        for _ in range(TRIES):
+        for wait_s in WAITS_S:
+            time.sleep(wait_s)
             found, num_direct_bytes = packed(path, tensors, 2 * count, may_be_direct=True)
             assert found == expected
             most = max(most, num_direct_bytes)
