@@ -7,7 +7,7 @@ of a window or of a sequence finds somebody else's numbers.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -99,6 +99,8 @@ class PagedModel:
         check_tensors(program, files)
         self.program: Program = pack_matrices(program, files, self.backend.weight_format)
         self.page_size = page_size
+        self.is_sampled: Callable[[int], bool] = lambda position: True
+        """Logits of other positions are not asked for: they are NaN in what is returned."""
         self.limits = StepLimits(max_tokens, 8, max_tokens, MAX_CONTEXT, max_lora_rank)
         kv_dtype = self.backend.default_kv_dtype(self.program)
         kv_format = self.program.kv_format(kv_dtype, page_size)
@@ -156,12 +158,18 @@ class PagedModel:
             self._give_back_behind_windows(sequence, free)
             self._take_pages(sequence, sequence.num_computed + num_tokens, free)
         self.backend.run(self._step(chunks))
-        logits = np.asarray(self.backend.logits_of_last_step())
+        found = np.asarray(self.backend.logits_of_last_step())
         first = 0
         for sequence, num_tokens in chunks:
-            sequence.logits.append(logits[first : first + num_tokens].copy())
+            rows = self._sampled_rows(range(sequence.num_computed, sequence.num_computed + num_tokens))
+            logits = np.full((num_tokens, self.program.vocab_size), np.nan, np.float32)
+            logits[rows] = found[first : first + len(rows)]
+            sequence.logits.append(logits)
             sequence.num_computed += num_tokens
-            first += num_tokens
+            first += len(rows)
+
+    def _sampled_rows(self, positions: Sequence[int]) -> NDArray[np.int32]:
+        return np.flatnonzero([self.is_sampled(position) for position in positions]).astype(np.int32)
 
     def _give_back_behind_windows(self, sequence: PagedSequence, free: list[int]) -> None:
         for table, group in zip(sequence.page_tables, self.program.layer_groups, strict=True):
@@ -187,7 +195,7 @@ class PagedModel:
             + np.asarray(span) % self.page_size
             for s, span in spans
         ]
-        num_tokens = len(positions)
+        sample_rows = self._sampled_rows(positions.tolist())
         has_adapters = any(s.adapter != NO_ADAPTER for s, _ in spans)
         return Step(
             token_ids=np.concatenate([np.asarray(s.tokens[span.start : span.stop], np.int32) for s, span in spans]),
@@ -196,8 +204,8 @@ class PagedModel:
             context_lens=np.asarray([span.stop for _, span in spans], np.int32),
             page_tables=np.ascontiguousarray(page_tables),
             slot_mapping=np.ascontiguousarray(np.concatenate(slots, axis=1)),
-            sample_rows=np.arange(num_tokens, dtype=np.int32),
-            sampling=greedy_rows(num_tokens),
+            sample_rows=sample_rows,
+            sampling=greedy_rows(len(sample_rows)),
             adapters=np.array([s.adapter for s, _ in spans], np.int32) if has_adapters else None,
             adapter_starts=np.array([s.adapter_start for s, _ in spans], np.int32) if has_adapters else None,
         )

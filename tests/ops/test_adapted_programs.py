@@ -14,9 +14,10 @@ from kvarto.core import _native
 from kvarto.core.dtype import DType
 from kvarto.core.program import Program
 from tests.ops.adapted import Request, alone, mixed
-from tests.ops.adapters import Draw, drawn, merged, with_tokens
+from tests.ops.adapters import Draw, drawn, merged, with_adapters, with_tokens
 from tests.ops.one_op import assert_same_bits
 from tests.ops.opened import LIMITS, LLAMA, TINY, Opened, open_backend
+from tests.ops.steps import sampling_rows
 
 ATTENTION = tuple(f"self_attn.{name}_proj" for name in "qkvo")
 MLP = tuple(f"mlp.{name}_proj" for name in ("gate", "up", "down"))
@@ -86,6 +87,22 @@ def test_bits_do_not_depend_on_the_batch(kind: str) -> None:
         for got, logits in zip(mixed(opened, asked, max_chunk), want, strict=True):
             assert_same_bits(got, logits)
         opened.backend.close()
+
+
+@pytest.mark.parametrize("kind", ["reference", "native", *ROUNDED])
+def test_rows_that_are_not_sampled_change_no_bit(kind: str) -> None:
+    """Behind the last attention rows are samples: each finds the adapter of its token."""
+    asked = [request for request in requests() if len(request.prompt) < 40]
+    opened = opened_with_adapters(kind)
+    want = np.concatenate([alone(opened, request) for request in asked])
+    opened.poison()
+    tables = opened.tables([len(request.prompt) for request in asked])
+    step = opened.step([(r.prompt, table, 0, len(r.prompt)) for r, table in zip(asked, tables, strict=True)])
+    step = with_adapters(step, [request.adapter for request in asked], [request.start for request in asked])
+    rows = np.random.default_rng(1).permutation(len(want))[: len(want) // 3].astype(np.int32)
+    opened.backend.run(replace(step, sample_rows=rows, sampling=sampling_rows(len(rows))))
+    assert_same_bits(opened.backend.logits_of_last_step(), want[rows])
+    opened.backend.close()
 
 
 @pytest.mark.parametrize("kind", ["reference", "native"])

@@ -110,6 +110,21 @@ def test_bits_do_not_depend_on_batch_chunks_pages_or_threads(files: WeightFiles,
             assert_same_bits(ours, expected)
 
 
+@pytest.mark.parametrize("kind", ["native", "reference"])
+def test_bits_do_not_depend_on_which_rows_are_sampled(family: WeightFiles, kind: str) -> None:
+    """Behind the last attention only those are computed: every seventh position, so that many steps have none."""
+    asked = prompts()
+    backends = [NativeBackend(2), NativeBackend(2)] if kind == "native" else [None, None]
+    whole, some = (PagedModel(family, family.config, page_size=16, max_tokens=13, backend=each) for each in backends)
+    some.is_sampled = lambda position: position % 7 == 3
+    for ours, expected in zip(some.logits(asked, 2), whole.logits(asked, 3), strict=True):
+        assert_same_bits(ours[3::7], expected[3::7])
+        assert np.isnan(np.delete(ours, np.s_[3::7], axis=0)).all()
+        assert not np.isnan(expected).any()
+    whole.close()
+    some.close()
+
+
 @pytest.mark.parametrize("isa", ISAS)
 def test_every_set_computes_the_same(files: WeightFiles, activations: str, isa: str) -> None:
     if activations == "bf16" and isa != "amx":
