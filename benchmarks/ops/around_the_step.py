@@ -55,7 +55,7 @@ def program_of(step: Step, arena: np.ndarray, num_threads: int) -> _native.ops.P
     program = _native.ops.Program(_native.ops.isas()[-1], num_threads, arena.ctypes.data, arena.nbytes, bounds)
     x = _native.ops.Rows(0, 64, 16, num_seqs)
     out = _native.ops.Rows(64 * num_seqs, 64, 16, num_seqs, per_sample=True)
-    program.add_gather(x, out, None)
+    program.add_gather(x, out)
     return program
 
 

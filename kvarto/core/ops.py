@@ -382,15 +382,14 @@ class Experts(Op):
 
 @dataclass(frozen=True, slots=True)
 class Gather(Op):
-    """`out[s] = x[sample_rows[s]] (+ residual[sample_rows[s]])`: from one row per token to one per sample."""
+    """`out[s] = x[sample_rows[s]]`: from one row per token to one per sample."""
 
     x: str
     out: str
-    residual: str | None = None
 
     @property
     def reads(self) -> tuple[str, ...]:
-        return _names(self.x, self.residual)
+        return (self.x,)
 
     @property
     def writes(self) -> tuple[str, ...]:
@@ -398,7 +397,7 @@ class Gather(Op):
 
     def cost(self, program: Program, shape: StepShape) -> Cost:
         row_bytes = program.buffers[self.out].row_bytes * shape.num_samples
-        return Cost(0, row_bytes * len(self.reads), row_bytes)
+        return Cost(0, row_bytes, row_bytes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -162,8 +162,8 @@ void BoundProgram::add_activate(RowsAt x, RowsAt out, int32_t activation) {
     executor_.add(ActivateOp{rows(x), rows(out), member(activation, Activation::kGelu)});
 }
 
-void BoundProgram::add_gather(RowsAt x, RowsAt out, std::optional<RowsAt> residual) {
-    executor_.add(GatherOp{rows(x), rows(out), rows(residual)});
+void BoundProgram::add_gather(RowsAt x, RowsAt out) {
+    executor_.add(GatherOp{rows(x), rows(out)});
 }
 
 void BoundProgram::add_linear(RowsAt x, RowsAt out, const WeightAt& weight, std::optional<int64_t> bias,

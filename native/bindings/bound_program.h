@@ -102,7 +102,7 @@ public:
                        int32_t window, float softcap, bool is_exact, const PagesAt& pages, BytesAt scratch);
     void add_gated_activation(RowsAt x, RowsAt out, int32_t activation, bool may_fuse);
     void add_activate(RowsAt x, RowsAt out, int32_t activation);
-    void add_gather(RowsAt x, RowsAt out, std::optional<RowsAt> residual);
+    void add_gather(RowsAt x, RowsAt out);
     void add_linear(RowsAt x, RowsAt out, const WeightAt& weight, std::optional<int64_t> bias, int32_t products,
                     BytesAt scratch, std::optional<RowsAt> sums);
     void add_route(RowsAt x, RowsAt ids, RowsAt shares, const WeightAt& weight, int32_t top_k, bool normalise,

@@ -59,7 +59,7 @@ void bind_program(nb::module_& ops) {
              "window"_a, "softcap"_a, "is_exact"_a, "pages"_a, "scratch"_a)
         .def("add_gated_activation", &P::add_gated_activation, "x"_a, "out"_a, "activation"_a, "may_fuse"_a = false)
         .def("add_activate", &P::add_activate, "x"_a, "out"_a, "activation"_a)
-        .def("add_gather", &P::add_gather, "x"_a, "out"_a, "residual"_a.none())
+        .def("add_gather", &P::add_gather, "x"_a, "out"_a)
         .def("add_linear", &P::add_linear, "x"_a, "out"_a, "weight"_a, "bias"_a.none(), "products"_a, "scratch"_a,
              "sums"_a.none() = nb::none())
         .def("add_route", &P::add_route, "x"_a, "ids"_a, "shares"_a, "weight"_a, "top_k"_a, "normalise"_a, "scratch"_a)

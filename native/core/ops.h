@@ -111,7 +111,6 @@ struct ActivateOp {
 
 struct GatherOp {
     Rows x, out;
-    Rows residual;  // data null where there is none
 };
 
 struct LinearOp {

@@ -178,14 +178,12 @@ def _experts(dtype: DType) -> Case:
     return Case(bench, make_rows, formula)
 
 
-def _gather(*, has_residual: bool) -> Case:
-    op = ops.Gather("x", "out", "residual" if has_residual else None)
-
+def _gather() -> Case:
     def formula(rows: Rows, step: Step) -> Rows:
-        return {"out": sum(rows[name] for name in op.reads)[step.sample_rows]}
+        return {"out": rows["x"][step.sample_rows]}
 
-    bench = OneOp(op, {}, {"out": 30}, sample_buffers=("out",))
-    return Case(bench, _normal(*[30] * (2 if has_residual else 1)), formula, is_per_sample=True)
+    bench = OneOp(ops.Gather("x", "out"), {}, {"out": 30}, sample_buffers=("out",))
+    return Case(bench, _normal(30), formula, is_per_sample=True)
 
 
 def _logits(softcap: float | None) -> Case:
@@ -225,8 +223,7 @@ CASES = {
     "route bf16": _route(DType.BF16, normalise=False),
     "experts": _experts(DType.F32),
     "experts f16": _experts(DType.F16),
-    "gather": _gather(has_residual=False),
-    "gather residual": _gather(has_residual=True),
+    "gather": _gather(),
     "logits": _logits(None),
     "logits softcap": _logits(5.0),
 }

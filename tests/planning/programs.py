@@ -116,7 +116,7 @@ class _Maker:
         sampled, normed = self.buffer("sampled", HIDDEN, Rows.SAMPLES), self.buffer("normed", HIDDEN, Rows.SAMPLES)
         logits = self.buffer("logits", VOCAB, Rows.SAMPLES)
         self.ops += [
-            Gather(x, sampled, residual),
+            Gather(x, sampled),
             self.norm("final", sampled, normed),
             Logits(normed, logits, table, bias),
         ]

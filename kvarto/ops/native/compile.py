@@ -177,7 +177,7 @@ class _Compiler:
         self._target.add_activate(self._rows(op.x), self._rows(op.out), _ACTIVATIONS.index(op.activation))
 
     def _gather(self, op: ops.Gather) -> None:
-        self._target.add_gather(self._rows(op.x), self._rows(op.out), self._rows_or_none(op.residual))
+        self._target.add_gather(self._rows(op.x), self._rows(op.out))
 
     def _linear(self, op: ops.Linear) -> None:
         self._target.add_linear(

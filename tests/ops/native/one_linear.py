@@ -111,7 +111,7 @@ class Linear:
         products = PRODUCTS.index(self._products)
         if self._is_narrow:
             narrow = ops.Rows(starts[1], 4 * case.width, case.width, MAX_ROWS, products, True)
-            self._program.add_gather(x, narrow, None)
+            self._program.add_gather(x, narrow)
             x = narrow
         out = ops.Rows(starts[2], 4 * case.num_rows, case.num_rows, MAX_ROWS, 0, self._is_narrow)
         parts = [
