@@ -35,7 +35,8 @@ from kvarto.cli.openai_client import OpenAIClient
 from kvarto.core.errors import KvartoError
 from kvarto.core.units import format_bytes
 
-PROMPT, OUTPUT = LengthRange(64), LengthRange(200)
+PROMPT, OUTPUT = LengthRange(64), LengthRange(200, 0.5)
+"""Outputs of many lengths: where all requests end at once, prompts meet nobody who waits for a token."""
 NUM_RESIDENT = 8
 """Adapters that the run of requests alone asks for."""
 _DIRECT_BYTES = 4 << 20
