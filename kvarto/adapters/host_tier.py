@@ -17,13 +17,15 @@ from __future__ import annotations
 from collections import deque
 from functools import partial
 
+import numpy as np
+
 from kvarto.adapters.digest import Digests
 from kvarto.adapters.host_entry import HostEntry, HostState
 from kvarto.adapters.rate import Rate
-from kvarto.adapters.source import FoundAdapter, Source
+from kvarto.adapters.source import FoundAdapter, Source, read_checked
 from kvarto.adapters.spare_images import Images, SpareImages
 from kvarto.core.clock import Clock
-from kvarto.core.errors import AdapterError, BadAdapter, KvartoError, TransferFailed
+from kvarto.core.errors import AdapterError, KvartoError, TransferFailed
 from kvarto.memory.calls import Call, Calls
 from kvarto.memory.tasks import TaskState
 
@@ -292,8 +294,5 @@ def _read(
     source: Source, found: FoundAdapter, digest: bytes | None, images: Images, clock: Clock
 ) -> tuple[Images, Digests, float]:
     """In a worker thread: the pages, their digests, and the seconds that they took."""
-    start_s = clock.now()
-    digests = source.read(found, images)
-    if digest not in (None, digests.content):
-        raise BadAdapter("the adapter's files hold other values than they did, at the same times; load it again")
-    return images, digests, clock.now() - start_s
+    digests, seconds = read_checked(source, found, digest, images, np.arange(len(images), dtype=np.int32), clock)
+    return images, digests, seconds

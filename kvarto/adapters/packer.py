@@ -21,6 +21,7 @@ from kvarto.adapters.digest import Digests, content_digest, shape_digest
 from kvarto.adapters.magnitudes import ScaleOf, UpdateValues
 from kvarto.adapters.packing import stream_bytes, stream_starts, strips_of
 from kvarto.adapters.page_hasher import PageHasher
+from kvarto.adapters.paged_bytes import PagedBytes
 from kvarto.adapters.strip_codes import dequantise
 from kvarto.core import _native
 from kvarto.core.errors import BadFile, UnsupportedAdapter
@@ -29,6 +30,7 @@ from kvarto.models.raw_file import RawFile
 from kvarto.ops.native.isa import choose_isa
 
 Bytes = NDArray[np.uint8]
+Int32 = NDArray[np.int32]
 _MAGNITUDE_ALIGNMENT = 4
 """Bytes: they may be of several types, and follow each other so far apart."""
 
@@ -101,17 +103,18 @@ class Packer:
         tensors = [each.native() for each in placed]
         self._plan = _native.adapters.PackPlan(tensors, file_bytes, self.stream_bytes, self._magnitude_bytes)
 
-    def pack(self, file: RawFile, images: Bytes, scale_of: ScaleOf | None = None, *, may_be_direct: bool) -> None:
-        """Fill `images`, `[num_pages, page_bytes]`; what the last page does not hold is zero.
+    def pack(
+        self, file: RawFile, images: Bytes, which: Int32, scale_of: ScaleOf | None = None, *, may_be_direct: bool
+    ) -> None:
+        """Fill `images[which]`, of `[num_images, page_bytes]`, in that order; what the last page does not hold is zero.
 
         `scale_of` is needed where there are magnitudes. `may_be_direct`: past the page cache, where the file is not in
         it. Raises BadAdapter where a value is not finite, UnsupportedAdapter where one is too large for the codes that
         are asked for, BadFile where the file has become shorter.
         """
-        stream, magnitudes = images.reshape(-1), np.empty(self._magnitude_bytes, np.uint8)
-        assert images.flags.c_contiguous, "pages do not follow each other"
+        magnitudes, page_bytes = np.empty(self._magnitude_bytes, np.uint8), images.shape[1]
         try:
-            bad, _ = self._plan.pack(self._isa, file.fileno(), stream, magnitudes, may_be_direct)
+            bad, _ = self._plan.pack(self._isa, file.fileno(), images, page_bytes, which, magnitudes, may_be_direct)
         except EOFError as error:
             raise BadFile(f"`{file.path}` shrank while it was read; stop what writes to it and start again") from error
         if bad is not None:
@@ -119,11 +122,11 @@ class Packer:
             raise _too_large(self._placed[tensor].array) if is_finite else not_finite(self._placed[tensor].array.name)
         for update in self._scaled:
             assert scale_of is not None, "an adapter with magnitudes needs the base to be packed"
-            _fill_scale(update, stream, magnitudes, scale_of)
+            _fill_scale(update, PagedBytes(images, which), magnitudes, scale_of)
 
-    def digests(self, images: Bytes) -> Digests:
+    def digests(self, images: Bytes, which: Int32) -> Digests:
         """Of what was packed."""
-        pages = self._hasher.digests(images)
+        pages = self._hasher.digests(images, which)
         return Digests(content_digest(self._shape_digest, images.shape[1], pages), pages)
 
 
@@ -144,24 +147,25 @@ def _magnitude_end(placed: _PlacedUpdate) -> int:
     return align_up(placed.magnitude + placed.update.magnitude.size_bytes, _MAGNITUDE_ALIGNMENT)
 
 
-def _fill_scale(placed: _PlacedUpdate, stream: Bytes, magnitudes: Bytes, scale_of: ScaleOf) -> None:
+def _fill_scale(placed: _PlacedUpdate, stream: PagedBytes, magnitudes: Bytes, scale_of: ScaleOf) -> None:
     """Put g where the update's magnitude has its place."""
     update, out_width, start = placed.update, placed.update.target.out_width, placed.scale
     assert update.magnitude is not None, "an update without a magnitude is scaled"
     assert start is not None, "what a magnitude becomes has no place"
+    a, b = update.lora_a, update.lora_b
     values = UpdateValues(
-        lora_a=_values(stream, placed.lora_a, update.lora_a).reshape(update.lora_a.shape),
-        lora_b=_values(stream, placed.lora_b, update.lora_b).reshape(update.lora_b.shape[::-1]).T,
-        magnitude=_values(magnitudes, placed.magnitude, update.magnitude),
+        lora_a=_values(stream.read(placed.lora_a, a.strip_bytes), a).reshape(a.shape),
+        lora_b=_values(stream.read(placed.lora_b, b.strip_bytes), b).reshape(b.shape[::-1]).T,
+        magnitude=_values(magnitudes[placed.magnitude :][: update.magnitude.strip_bytes], update.magnitude),
     )
     scale = scale_of(update, values)
     assert scale.dtype == np.float32, "what rows are multiplied with is float32"
     assert scale.shape == (out_width,), f"{scale.shape} for {update.target}"
-    stream[start : start + SCALE_TYPE.size_bytes(out_width)].view(np.float32)[:] = scale
+    assert scale.nbytes == SCALE_TYPE.size_bytes(out_width), "a scale has another size than its place"
+    stream.write(start, np.ascontiguousarray(scale).view(np.uint8))
 
 
-def _values(packed: Bytes, start: int, array: StoredArray) -> NDArray[np.float32]:
-    raw = packed[start : start + array.strip_bytes]
+def _values(raw: Bytes, array: StoredArray) -> NDArray[np.float32]:
     if array.codes is not None:
         return dequantise(raw, array.codes)
     return to_float32(bits_of(raw, array.dtype), array.dtype)

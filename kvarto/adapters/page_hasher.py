@@ -28,6 +28,7 @@ from kvarto.core.digest_fields import PAGE_KEY_BYTES
 from kvarto.ops.native.isa import choose_isa
 
 Bytes = NDArray[np.uint8]
+Int32 = NDArray[np.int32]
 
 _POINT_BYTES = 16
 _VALUE_BYTES = 16
@@ -46,20 +47,20 @@ class PageHasher:
         self.algorithm = "POLYVAL" if _native.adapters.can_hash_pages(self._isa) else "BLAKE3"
         """What a page's bytes go through."""
 
-    def digests(self, images: Bytes) -> tuple[bytes, ...]:
-        """32 bytes for each of `[num_pages, page_bytes]`, which follow each other; `page_bytes` is a multiple of 64.
+    def digests(self, images: Bytes, which: Int32 | None = None) -> tuple[bytes, ...]:
+        """32 bytes for each of `images[which]`, without `which` for all, of `[num_images, page_bytes]`.
 
-        Raises ValueError for pages of another size.
+        Raises ValueError where `page_bytes` is no multiple of 64.
         """
+        which = np.arange(len(images), dtype=np.int32) if which is None else which
         if self.algorithm == "BLAKE3":
-            return tuple(blake3(image.data, key=self._key).digest() for image in images)
-        page_bytes = images.shape[1]
-        length = page_bytes.to_bytes(_LENGTH_BYTES, "little")
-        values = self._values(images, page_bytes)
+            return tuple(blake3(images[index].data, key=self._key).digest() for index in which)
+        length = images.shape[1].to_bytes(_LENGTH_BYTES, "little")
+        values = self._values(images, which)
         starts = range(0, len(values), _VALUE_BYTES)
         return tuple(blake3(values[at : at + _VALUE_BYTES] + length, key=self._key).digest() for at in starts)
 
-    def _values(self, images: Bytes, page_bytes: int) -> bytes:
-        values = np.empty(len(images) * _VALUE_BYTES, np.uint8)
-        _native.adapters.hash_pages(self._isa, self._point, images, page_bytes, values)
+    def _values(self, images: Bytes, which: Int32) -> bytes:
+        values = np.empty(len(which) * _VALUE_BYTES, np.uint8)
+        _native.adapters.hash_pages(self._isa, self._point, images, images.shape[1], which, values)
         return values.tobytes()

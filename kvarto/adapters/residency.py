@@ -2,6 +2,12 @@
 
     want ──> identifying ──> reading ──> ready ── take: pages ──> copying ── bind ──> resident
              registry        host tier            pool, arbiter   pinned              a unit of the arbiter
+                        └───────────────> ready ── take: pages ──> filling ── bind ──> resident
+                                                  pool, arbiter   pinned
+
+Where pages are this machine's memory and the host tier keeps nothing, files are read into the pages themselves: to read
+them elsewhere first would cost a copy and its memory. Then all pages are taken before it is known what the files hold;
+those that a resident has already come back.
 
 `want` begins when a request is queued and goes on in the background; `take` waits for whoever says that pages may be
 taken. What is resident is held while a choice uses it. What nobody holds keeps its pages, as a unit that the arbiter
@@ -9,24 +15,23 @@ may take like any other: the KV that was computed with an adapter depends on its
 part: two versions of equal content are one resident. Pages that are equal to those of a resident are not there twice:
 whoever came later depends on it, and holds it along.
 
-Copies read host memory and write pages in a thread. Both stay until no thread touches them, also when nobody waits any
-more: pages are pinned, the host's entry is held.
+Threads write pages (page_writes.py), which are pinned until none touches them, also when nobody waits any more.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Callable
-from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvarto.adapters.common_pages import CommonPages
+from kvarto.adapters.digest import Digests
 from kvarto.adapters.host_entry import HostEntry, HostState
-from kvarto.adapters.host_tier import HostTier, load_error
+from kvarto.adapters.host_tier import MAX_READS, HostTier, load_error
 from kvarto.adapters.load import Load, Stage
-from kvarto.adapters.rate import Rate
+from kvarto.adapters.page_writes import PageWrites
 from kvarto.adapters.registry import AdapterVersion, Registry, VersionState
 from kvarto.adapters.resident import AdapterUnit, PageShare, Resident
 from kvarto.adapters.source import FoundAdapter
@@ -35,7 +40,6 @@ from kvarto.core.clock import Clock
 from kvarto.core.errors import KvartoError, OutOfPages, TransferFailed
 from kvarto.core.ids import MAX_ADAPTERS, OwnerId
 from kvarto.memory.arbiter import Arbiter, Unit
-from kvarto.memory.calls import Call, Calls
 from kvarto.memory.page_pool import PagePool
 from kvarto.memory.tasks import TaskState
 from kvarto.ops.base import Backend
@@ -46,10 +50,6 @@ Bind = Callable[[FoundAdapter, Int32], BoundAdapter]
 
 MAX_OPENED = 8
 """Adapters whose files are opened at a time: each of these calls has a deadline, which begins with it."""
-COPY_BYTES = 8 << 20
-"""Filled by one call: a few milliseconds of copying, so that calls cost little and end soon."""
-_FIRST_GUESS = 4e9
-"""Bytes per second from host memory into pages, before they were measured."""
 _POISON = 0xFF
 """NaN in each type that adapters and KV have."""
 
@@ -62,23 +62,21 @@ class Residency:
         *,
         registry: Registry,
         host: HostTier,
+        writes: PageWrites,
         pool: PagePool,
         arbiter: Arbiter,
-        copies: Calls,
         backend: Backend,
         bind: Bind,
         owner: OwnerId,
         clock: Clock,
         floor_pages: int = 0,
         max_shared_pages: int = 0,
-        copy_bytes: int = COPY_BYTES,
         on_drop: Callable[[Unit], None] = lambda unit: None,
         poisons: bool = False,
     ) -> None:
         """`max_shared_pages`: an adapter that would hold more, with those that it has pages in common with, gets pages
-        of its own instead; whoever runs alone must have room beside them. `copy_bytes`: of pages that are filled by one
-        call, at least one page. `on_drop` forgets all that depends on the unit of an adapter that was unloaded.
-        `poisons`: pages that adapters leave are filled with NaN, for tests.
+        of its own instead; whoever runs alone must have room beside them. `on_drop` forgets all that depends on the
+        unit of an adapter that was unloaded. `poisons`: pages that adapters leave are filled with NaN, for tests.
         """
         self.num_loads = 0
         self.num_hits = 0
@@ -87,17 +85,15 @@ class Residency:
         self.num_failures = 0
         self.load_seconds = 0.0
         """Of all loads, from the first wish to residency."""
-        self.rate = Rate(_FIRST_GUESS)
         self._registry = registry
         self._host = host
+        self._writes = writes
         self._pool = pool
         self._arbiter = arbiter
-        self._copies = copies
         self._backend = backend
         self._bind = bind
         self._owner = owner
         self._page_bytes = host.page_bytes
-        self._pages_at_once = max(1, copy_bytes // host.page_bytes)
         self._clock = clock
         self._max_shared_pages = max_shared_pages
         self._on_drop = on_drop
@@ -110,7 +106,6 @@ class Residency:
         """Contents of unloaded adapters that are still used, or have pages in common with others."""
         self._common = CommonPages()
         self._free_handles: list[int] = []  # a heap: handles stay small
-        self._pinned: dict[Call, tuple[Int32, HostEntry]] = {}
         arbiter.register(owner, self, floor_pages=floor_pages)
 
     @property
@@ -124,8 +119,8 @@ class Residency:
         return self._pool.counts(self._owner).total * self._page_bytes
 
     @property
-    def _num_copying(self) -> int:
-        return sum(load.stage is Stage.COPYING for load in self._loads.values())
+    def _num_coming(self) -> int:
+        return sum(load.stage in (Stage.COPYING, Stage.FILLING) for load in self._loads.values())
 
     # ---- wishes ------------------------------------------------------------------------------------------------
 
@@ -193,20 +188,21 @@ class Residency:
                 self._identify(load)
             if load.stage is Stage.READING:
                 self._watch_read(load)
-            if load.stage is Stage.COPYING:
-                self._watch_copies(load)
+            if load.stage in (Stage.COPYING, Stage.FILLING):
+                self._watch_calls(load)
+
+    def may_take(self, load: Load) -> bool:
+        """Whether it is the turn of a load that is READY: files are read into pages a few at a time."""
+        return load.entry is not None or self._writes.num_filling < MAX_READS
 
     def take(self, load: Load) -> bool:
-        """Pages for a load that is READY, others evicted for them; then the copies begin. False without pages."""
+        """Pages for a load that is READY, others evicted for them; then they are filled. False without pages."""
         assert load.stage is Stage.READY, f"{load.version} takes pages while it is {load.stage.value}"
-        assert load.entry is not None
-        base, common = self._common.best(load.entry.page_digests)
+        base, common = (None, {}) if load.entry is None else self._shared(load)
         num_pages = load.version.num_pages - len(common)
-        if base is not None and num_pages + base.num_held_pages > self._max_shared_pages:
-            base, common, num_pages = None, {}, load.version.num_pages
-        if len(self._residents) + self._num_copying >= MAX_ADAPTERS or num_pages > self._arbiter.num_available(
-            self._owner
-        ):
+        if len(self._residents) + self._num_coming >= MAX_ADAPTERS:
+            return False
+        if num_pages > self._arbiter.num_available(self._owner):
             return False
         if base is not None:
             self.hold(base)  # until the load ends; then its unit depends on that of the base
@@ -218,7 +214,15 @@ class Residency:
             if base is not None:
                 self.release(base)
             return False
-        self._start_copies(load, own, common, base)
+        load.share = _page_share(load.version.num_pages, own, common, base)
+        if load.entry is None:
+            assert load.version.found is not None
+            load.calls = [self._writes.fill(load.version.found, load.version.digest, own)]
+            load.stage = Stage.FILLING
+        else:
+            images = np.flatnonzero(np.isin(load.share.pages, own)).astype(np.int32)
+            load.calls = self._writes.copy(load.entry, own, images)
+            load.stage = Stage.COPYING
         return True
 
     def evict(self, unit: Unit) -> None:
@@ -250,7 +254,7 @@ class Residency:
             assert load.num_wanted > 0, f"{load.version} is loaded for nobody"
             if load.share is not None:
                 users[load.share.own] += 1
-        for pages, _ in self._pinned.values():
+        for pages in self._writes.written():
             pins[pages] += 1
         mine = self._pool.owner == self._owner
         assert np.array_equal(users[mine], self._pool.ref_count[mine]), "users of adapters and ref_counts disagree"
@@ -271,10 +275,11 @@ class Residency:
         if not self._registry.open(version):
             return
         assert version.found is not None
-        if version.digest is None:
-            load.entry = self._host.hold(None, version.found)
-            load.stage = Stage.READING
-        elif self._brings(load, version.digest):
+        if version.digest is not None and not self._brings(load, version.digest):
+            return
+        if self._writes.reads_into_pages:
+            load.stage = Stage.READY
+        else:
             load.entry = self._host.hold(version.digest, version.found)
             load.stage = Stage.READING
 
@@ -283,7 +288,7 @@ class Residency:
         self._dropped.discard(digest)
         if digest in self._residents:
             load.stage = Stage.RESIDENT
-        elif digest in self._by_digest:
+        elif self._by_digest.get(digest, load) is not load:
             load.stage = Stage.IDENTIFYING
         else:
             self._by_digest[digest] = load
@@ -296,62 +301,72 @@ class Residency:
         if entry.state is HostState.FAILED:
             assert entry.error is not None
             self._fail(load, entry.error)
-        elif entry.state is HostState.READY and (load.version.digest is not None or self._learn(load, entry)):
+        elif entry.state is HostState.READY and (load.version.digest is not None or self._learn_entry(load, entry)):
+            assert load.entry is not None
+            load.page_digests = load.entry.page_digests
             load.stage = Stage.READY
 
-    def _learn(self, load: Load, entry: HostEntry) -> bool:
+    def _learn_entry(self, load: Load, entry: HostEntry) -> bool:
         """Now that its files were read, it is known what they hold. Whether the load can go on at once."""
         assert entry.digest is not None
-        self._registry.learn(load.version, entry.digest)
-        if not self._brings(load, entry.digest):
+        if not self._learn(load, entry.digest):
             load.entry = None
             self._host.release(entry)
             return False
         load.entry = self._host.settle(entry)
         return load.entry.state is HostState.READY
 
-    def _start_copies(self, load: Load, own: Int32, common: dict[int, int], base: Resident | None) -> None:
-        entry = load.entry
-        assert entry is not None
-        assert entry.images is not None
-        pages = np.empty(load.version.num_pages, np.int32)
-        is_own = np.ones(len(pages), bool)
-        pages[list(common)], is_own[list(common)] = list(common.values()), False
-        pages[is_own] = own
-        load.share = PageShare(pages, own, base)
-        self._pool.pin(own)
-        images, at_once = np.flatnonzero(is_own).astype(np.int32), self._pages_at_once
-        for first in range(0, len(own), at_once):
-            some = own[first : first + at_once]
-            self._host.share(entry)
-            write = partial(_write, self._backend, some, entry.images, images[first : first + at_once], self._clock)
-            call = self._copies.submit("a copy of an adapter into its pages", write, self._on_copied)
-            self._pinned[call] = (some, entry)
-            load.calls.append(call)
-        load.stage = Stage.COPYING
+    def _learn(self, load: Load, digest: bytes) -> bool:
+        """Whether this load goes on with that content."""
+        self._registry.learn(load.version, digest)
+        return self._brings(load, digest)
 
-    def _on_copied(self, call: Call) -> None:
-        pages, entry = self._pinned.pop(call)
-        self._pool.unpin(pages)
-        if call.state is TaskState.DONE:
-            self.rate.add(len(pages) * self._page_bytes, call.result)
-        self._host.release(entry)
+    def _shared(self, load: Load) -> tuple[Resident | None, dict[int, int]]:
+        """Whose pages a load uses, as far as it is known what it holds, and which, by their index in its stream."""
+        base, common = self._common.best(load.page_digests)
+        num_pages = load.version.num_pages - len(common)
+        if base is None or num_pages + base.num_held_pages > self._max_shared_pages:
+            return None, {}
+        return base, common
 
-    def _watch_copies(self, load: Load) -> None:
-        failed = next((c for c in load.calls if c.is_final and c.state is not TaskState.DONE), None)
+    def _watch_calls(self, load: Load) -> None:
+        failed = next((call for call in load.calls if call.is_final and call.state is not TaskState.DONE), None)
         if failed is not None:
             self._fail(load, load_error(failed))
-        elif all(call.is_final and call not in self._pinned for call in load.calls):
+        elif all(self._writes.is_done(call) for call in load.calls) and (
+            load.stage is Stage.COPYING or self._has_filled(load, load.calls[0].result)
+        ):
             self._make_resident(load)
 
+    def _has_filled(self, load: Load, digests: Digests) -> bool:
+        """Now that its pages hold what its files do; whether it is this load that brings it."""
+        load.page_digests = digests.pages
+        if load.version.digest is None and not self._learn(load, digests.content):
+            load.calls.clear()
+            self._give_back(load)
+            return False
+        self._share_filled(load)
+        return True
+
+    def _share_filled(self, load: Load) -> None:
+        """Give pages back that a resident has too."""
+        base, common = self._shared(load)
+        if base is None:
+            return
+        assert load.share is not None
+        self.hold(base)
+        filled, is_own = load.share.own, np.ones(load.version.num_pages, bool)
+        is_own[list(common)] = False
+        self._pool.free(filled[~is_own])
+        load.share = _page_share(load.version.num_pages, filled[is_own], common, base)
+
     def _make_resident(self, load: Load) -> None:
-        version, share, entry = load.version, load.share, load.entry
+        version, share = load.version, load.share
         assert share is not None
-        assert entry is not None
         assert version.digest is not None
         assert version.found is not None
         size_bytes = version.found.adapter.size_bytes
-        resident = Resident(version.digest, share, entry.page_digests, self._new_handle(), size_bytes)
+        resident = Resident(version.digest, share, load.page_digests, self._new_handle(), size_bytes)
         try:
             self._backend.bind_adapter(resident.handle, self._bind(version.found, share.pages))
         except Exception as error:  # a backend may refuse what it cannot run
@@ -359,7 +374,9 @@ class Residency:
             self._fail(load, TransferFailed(f"the backend cannot bind `{version.name}`: {error}"))
             return
         load.share = None
-        cost_s = self.rate.seconds(len(share.own) * self._page_bytes) + self._host.rate.seconds(entry.size_bytes)
+        cost_s = self._writes.fill_rate.seconds(version.num_pages * self._page_bytes)
+        if load.entry is not None:
+            cost_s += self._writes.copy_rate.seconds(len(share.own) * self._page_bytes)
         resident.unit = AdapterUnit(self._owner, resident, cost_s)
         self._residents[resident.digest] = resident
         self._common.add(resident)
@@ -400,16 +417,21 @@ class Residency:
         if digest is not None and self._by_digest.get(digest) is load:
             del self._by_digest[digest]
         for call in load.calls:
-            self._copies.cancel(call)
+            self._writes.cancel(call)
         load.calls.clear()
-        if load.share is not None:
-            share, load.share = load.share, None
-            self._pool.free(share.own)
-            if share.base is not None:
-                self.release(share.base)
+        self._give_back(load)
         if load.entry is not None:
             self._host.release(load.entry)
             load.entry = None
+
+    def _give_back(self, load: Load) -> None:
+        """The pages that a load has taken."""
+        if load.share is None:
+            return
+        share, load.share = load.share, None
+        self._pool.free(share.own)
+        if share.base is not None:
+            self.release(share.base)
 
     # ---- going -------------------------------------------------------------------------------------------------
 
@@ -440,8 +462,9 @@ class Residency:
             self._backend.write_pages(resident.own, poison, np.zeros_like(resident.own))
 
 
-def _write(backend: Backend, pages: Int32, images: NDArray[np.uint8], which: Int32, clock: Clock) -> float:
-    """In a copy thread. Returns seconds."""
-    start_s = clock.now()
-    backend.write_pages(pages, images, which)
-    return clock.now() - start_s
+def _page_share(num_pages: int, own: Int32, common: dict[int, int], base: Resident | None) -> PageShare:
+    """`common`: pages of `base` by their index among `num_pages`; `own` are the others, in order."""
+    pages, is_own = np.empty(num_pages, np.int32), np.ones(num_pages, bool)
+    pages[list(common)], is_own[list(common)] = list(common.values()), False
+    pages[is_own] = own
+    return PageShare(pages, own, base)

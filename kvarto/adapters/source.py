@@ -33,9 +33,13 @@ from kvarto.adapters.quantised import quantised
 from kvarto.adapters.shape_cache import ShapeCache
 from kvarto.adapters.targets import BaseTargets
 from kvarto.core.bound_adapter import BoundShape
+from kvarto.core.clock import Clock
 from kvarto.core.errors import BadAdapter, UnsupportedAdapter
 from kvarto.core.strip_type import StripType
 from kvarto.models.raw_file import FileIdentity
+
+Bytes = NDArray[np.uint8]
+Int32 = NDArray[np.int32]
 
 GGUF_SUFFIX = ".gguf"
 LEAST_DIRECT_BYTES = 256 << 10
@@ -86,9 +90,22 @@ class Source(Protocol):
         """Open and check all but the values."""
         ...
 
-    def read(self, found: FoundAdapter, images: NDArray[np.uint8]) -> Digests:
-        """Fill `images`: `[num_pages, page_bytes]`, uint8. Reads every value."""
+    def read(self, found: FoundAdapter, images: Bytes, which: Int32) -> Digests:
+        """Fill `images[which]`, of `[num_images, page_bytes]`, in that order. Reads every value."""
         ...
+
+
+def read_checked(
+    source: Source, found: FoundAdapter, digest: bytes | None, images: Bytes, which: Int32, clock: Clock
+) -> tuple[Digests, float]:
+    """Read in a worker thread; what that gives, and the seconds that it took. Raises BadAdapter where it is not what
+    `digest` says.
+    """
+    start_s = clock.now()
+    digests = source.read(found, images, which)
+    if digest not in (None, digests.content):
+        raise BadAdapter("the adapter's files hold other values than they did, at the same times; load it again")
+    return digests, clock.now() - start_s
 
 
 class AdapterFiles:
@@ -132,25 +149,25 @@ class AdapterFiles:
         on_disk = AdapterOnDisk(shape, opened.tensors_file)
         return FoundAdapter(shape.adapter, identity, count, self._digests.content(identity), on_disk)
 
-    def read(self, found: FoundAdapter, images: NDArray[np.uint8]) -> Digests:
-        """Fill `images`: `[num_pages, page_bytes]`. Raises BadAdapter where a value is not finite or a file changed,
-        UnsupportedAdapter where a value has no code.
+    def read(self, found: FoundAdapter, images: Bytes, which: Int32) -> Digests:
+        """Fill `images[which]`, of `[num_images, page_bytes]`, in that order. Raises BadAdapter where a value is not
+        finite or a file changed, UnsupportedAdapter where a value has no code.
 
         Files that were read before, and not written since, are not hashed again. A first read goes past the page cache
         where it can: most adapters are read once in a long while, and would push out what is needed. What is read again
         was pushed out of the device, and has its place there.
         """
         assert found.on_disk is not None, "an adapter without files is read"
-        assert len(images) == found.num_pages, f"{len(images)} pages for an adapter of {found.num_pages}"
+        assert len(which) == found.num_pages, f"{len(which)} pages for an adapter of {found.num_pages}"
         packer, began_ns = found.on_disk.shape.packer, self._now_ns()
         known = self._digests.digests(found.identity)
         is_first = self._digests.content(found.identity) is None
         with found.on_disk.tensors_file.opened() as file:
             may_be_direct = is_first and file.size_bytes >= LEAST_DIRECT_BYTES
-            packer.pack(file, images, self._scale_of, may_be_direct=may_be_direct)
+            packer.pack(file, images, which, self._scale_of, may_be_direct=may_be_direct)
         if known is not None:
             return known
-        digests = packer.digests(images)
+        digests = packer.digests(images, which)
         self._digests.put(found.identity, digests, began_ns)
         return digests
 

@@ -14,8 +14,9 @@ from kvarto.adapters.files import AdapterLimits
 from kvarto.adapters.host_tier import HostTier
 from kvarto.adapters.magnitudes import ReadRows, scale_of
 from kvarto.adapters.page_hasher import PageHasher
+from kvarto.adapters.page_writes import COPY_BYTES, PageWrites
 from kvarto.adapters.registry import AdapterVersion, Registry
-from kvarto.adapters.residency import COPY_BYTES, Bind, Residency
+from kvarto.adapters.residency import Bind, Residency
 from kvarto.adapters.source import AdapterFiles, Source
 from kvarto.adapters.targets import BaseTargets, targets_of
 from kvarto.cache.kv_cache import KVCache
@@ -58,7 +59,7 @@ class AdapterSettings:
     """Of host memory that adapters on their way to the device may take, if they may keep less. Three of 20 MB: one
     waits for the disk, another is packed, a third is copied; with room for one, they came one after the other."""
     copy_bytes: int = COPY_BYTES
-    """See `Residency`."""
+    """See `PageWrites`."""
     floor_pages: int = 0
     """That the KV cache cannot take from adapters."""
     kv_floor_pages: int = 0
@@ -108,26 +109,35 @@ def wire_adapters(
     )
     gone: list[Callable[[AdapterVersion], None]] = []  # the residency, which is made after the registry
     registry = Registry(source, reads, lambda version: gone[0](version))
+    writes = PageWrites(
+        source=source,
+        host=host,
+        pool=pool,
+        backend=backend,
+        reads=reads,
+        copies=copies,
+        clock=clock,
+        copy_bytes=settings.copy_bytes,
+    )
     residency = Residency(
         registry=registry,
         host=host,
+        writes=writes,
         pool=pool,
         arbiter=arbiter,
-        copies=copies,
         backend=backend,
         bind=bind,
         owner=owner,
         clock=clock,
         floor_pages=settings.floor_pages,
         max_shared_pages=settings.max_shared_pages,
-        copy_bytes=settings.copy_bytes,
         on_drop=cache.forget_adapter,
         poisons=settings.poisons,
     )
     gone.append(residency.forget)
     parking = Parking(residency, registry, LoadPace(clock))
     parking.adapter_floor_pages, parking.kv_floor_pages = settings.floor_pages, settings.kv_floor_pages
-    return AdapterParts(registry, host, residency, reads, copies, parking)
+    return AdapterParts(registry, host, residency, writes, reads, copies, parking)
 
 
 def open_adapters(

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from kvarto.adapters.host_tier import HostTier
+from kvarto.adapters.page_writes import PageWrites
 from kvarto.adapters.registry import AdapterVersion, Registry, VersionState
 from kvarto.adapters.residency import Residency
 from kvarto.core.errors import AdapterError, KvartoError, UnknownAdapter
@@ -42,6 +43,7 @@ class AdapterParts:
     registry: Registry
     host: HostTier
     residency: Residency
+    writes: PageWrites
     reads: Calls
     copies: Calls
     parking: Parking
@@ -73,8 +75,8 @@ class Adapters:
 
     @property
     def has_copies(self) -> bool:
-        """Copies are in flight, whose end may free pages."""
-        return self._parts.copies.num_unreported > 0
+        """Pages are being filled, whose end may free some."""
+        return self._parts.copies.num_unreported > 0 or self._parts.writes.num_filling > 0
 
     def find(self, name: str) -> AdapterVersion:
         """What the name means now. Raises UnknownAdapter."""

@@ -180,6 +180,8 @@ class Parking:
             resident = self._residency.find(load.version)
             if load.stage not in (Stage.READY, Stage.RESIDENT) or _has_changed(choice.request):
                 continue
+            if load.stage is Stage.READY and not self._residency.may_take(load):
+                continue
             if resident is None or not resident.num_users:
                 is_behind = gate.refused is not None and gate.refused.order < choice.order
                 if is_behind or not self._has_room(gate, choice, load.version.num_pages, running, head):
@@ -283,7 +285,7 @@ class Parking:
         before = [other for other in self._ready if other.order < choice.order]
         if head is not None and head.order < choice.order and head not in self._ready:
             before.append(head)
-        coming = [other for other, load in self._parked.items() if load.stage is Stage.COPYING]
+        coming = [other for other, load in self._parked.items() if load.stage in (Stage.COPYING, Stage.FILLING)]
         return gate.admits_adapter(choice, num_pages, running, [*before, *coming])
 
 

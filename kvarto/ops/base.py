@@ -20,8 +20,8 @@ from kvarto.core.weight_format import WeightFormat
 
 class Backend(Protocol):
     """Owns the device arena. Calls come from one thread, but for `copy_page` and `write_pages`, which copy threads
-    make, `read_rows`, which comes from threads that pack adapters, and the two `store_…`, which come from several at
-    once, never for the same weight.
+    make, `read_rows` and `host_pages`, which come from threads that pack adapters, and the two `store_…`, which come
+    from several at once, never for the same weight.
     """
 
     @property
@@ -80,6 +80,12 @@ class Backend(Protocol):
     def write_pages(self, pages: NDArray[np.int32], images: NDArray[np.uint8], which: NDArray[np.int32]) -> None:
         """Fill each of `pages` from its start with an image, the rest of it stays as it is: `images[which[i]]`, of
         `[num_images, at most page_bytes]`, goes to `pages[i]`.
+        """
+        ...
+
+    def host_pages(self) -> NDArray[np.uint8] | None:
+        """All pages, `[num_pages, page_bytes]`, where they lie in this machine's memory: who fills some of them that
+        nobody reads needs no copy. None where they do not.
         """
         ...
 

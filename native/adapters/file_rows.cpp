@@ -39,12 +39,12 @@ bool are_finite_ahead(const PackKernels& kernels, const FileTensor& tensor, cons
 
 // A block of rows becomes pieces of columns.
 void put_columns(const PackKernels& kernels, const std::byte* rows, const FileTensor& tensor, int64_t first, int64_t count,
-                 std::byte* target) {
+                 std::byte* target, bool is_read_soon) {
     const auto item = static_cast<size_t>(tensor.item_bytes());
     if (tensor.num_heads == 0)
         return kernels.transpose({.in = rows, .num_rows = count, .num_columns = tensor.num_columns,
                                   .item_bytes = tensor.item_bytes(), .out = target + first * tensor.item_bytes(),
-                                  .out_stride = tensor.num_rows, .is_read_soon = false});
+                                  .out_stride = tensor.num_rows, .is_read_soon = is_read_soon});
     for (int64_t row = 0; row < count; ++row) {
         std::byte* to = target + tensor.place_of(first + row) * item;
         for (int64_t column = 0; column < tensor.num_columns; ++column, rows += item, to += tensor.num_rows * item)
@@ -54,8 +54,8 @@ void put_columns(const PackKernels& kernels, const std::byte* rows, const FileTe
 
 // Rows [first, first + count) to their places.
 void put(const PackKernels& kernels, const std::byte* rows, const FileTensor& tensor, int64_t first, int64_t count,
-         std::byte* target) {
-    if (tensor.is_transposed) return put_columns(kernels, rows, tensor, first, count, target);
+         std::byte* target, bool is_read_soon) {
+    if (tensor.is_transposed) return put_columns(kernels, rows, tensor, first, count, target, is_read_soon);
     const int64_t row_bytes = tensor.row_bytes();
     for (int64_t row = 0; row < count; ++row)
         std::memcpy(target + tensor.place_of(first + row) * row_bytes, rows + row * row_bytes,
@@ -86,7 +86,8 @@ int64_t rows_at_once(const FileTensor& tensor) {
 }
 
 // Some rows at a time, each to its place.
-Result read_rows(FileReader& file, const FileTensor& tensor, const PackKernels& kernels, std::byte* target) {
+Result read_rows(FileReader& file, const FileTensor& tensor, const PackKernels& kernels, std::byte* target,
+                 bool is_read_soon) {
     thread_local std::vector<float> widened(kMostAtOnce / sizeof(float));
     const int64_t row_bytes = tensor.file_row_bytes(), most = rows_at_once(tensor);
     for (int64_t first = 0; first < tensor.num_rows;) {
@@ -103,7 +104,7 @@ Result read_rows(FileReader& file, const FileTensor& tensor, const PackKernels& 
         } else if (!are_finite_ahead(kernels, tensor, found, here * row_bytes)) {
             return {End::kNotFinite};
         }
-        put(kernels, rows, tensor, first, here, target);
+        put(kernels, rows, tensor, first, here, target, is_read_soon);
         first += here;
     }
     return {};
@@ -117,14 +118,15 @@ int64_t FileTensor::place_of(int64_t row) const {
     return head * head_rows + inside % 2 * (head_rows / 2) + inside / 2;
 }
 
-Result read_tensor(FileReader& file, const FileTensor& tensor, const PackKernels& kernels, std::byte* target) {
+Result read_tensor(FileReader& file, const FileTensor& tensor, const PackKernels& kernels, std::byte* target,
+                   bool is_read_soon) {
     if (has_codes(tensor.strips)) return read_coded(file, tensor, kernels, target);
-    if (tensor.is_rearranged()) return read_rows(file, tensor, kernels, target);
-    if (tensor.type != FileType::kQ8_0) return read_as_it_lies(file, tensor, kernels, target);
+    if (tensor.is_rearranged()) return read_rows(file, tensor, kernels, target, is_read_soon);
+    if (tensor.stays_as_it_lies()) return read_as_it_lies(file, tensor, kernels, target);
     FileTensor blocks = tensor;  // where order stays, a row may be as long as it likes
     blocks.num_rows = tensor.num_rows * tensor.num_columns / 32;
     blocks.num_columns = 32;
-    return read_rows(file, blocks, kernels, target);
+    return read_rows(file, blocks, kernels, target, is_read_soon);
 }
 
 }  // namespace kvarto

@@ -6,7 +6,9 @@
 
 namespace kvarto {
 
-// `target` has room for all of the tensor. What it holds is not said where this does not end well.
-PackPlan::Result read_tensor(FileReader& file, const FileTensor& tensor, const PackKernels& kernels, std::byte* target);
+// `target` has room for all of the tensor. What it holds is not said where this does not end well. `is_read_soon`:
+// columns go through the caches, for somebody looks at them next.
+PackPlan::Result read_tensor(FileReader& file, const FileTensor& tensor, const PackKernels& kernels, std::byte* target,
+                             bool is_read_soon);
 
 }  // namespace kvarto

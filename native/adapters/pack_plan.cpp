@@ -1,6 +1,7 @@
 #include "adapters/pack_plan.h"
 
 #include <algorithm>
+#include <memory>
 #include <numeric>
 #include <stdexcept>
 #include <string>
@@ -74,22 +75,48 @@ std::vector<PackPlan::Gap> PackPlan::gaps(bool is_beside, int64_t size_bytes) co
     return found;
 }
 
-PackPlan::Result PackPlan::pack(const PackKernels& kernels, int file, std::span<std::byte> stream,
+// A tensor whose pages do not follow each other is cut where a page ends; what cannot be cut, for its rows become
+// columns or codes, is put together first: of many tensors in a page, one is its last.
+PackPlan::Result PackPlan::read(FileReader& reader, const FileTensor& tensor, const PackKernels& kernels,
+                                const PagedStream& stream) {
+    const int64_t size = tensor.size_bytes();
+    if (const std::span<std::byte> all = stream.run(tensor.start, size); std::cmp_equal(all.size(), size))
+        return read_tensor(reader, tensor, kernels, all.data(), false);
+    if (!tensor.stays_as_it_lies()) {
+        const auto whole = std::make_unique_for_overwrite<std::byte[]>(static_cast<size_t>(size));
+        const Result result = read_tensor(reader, tensor, kernels, whole.get(), true);
+        if (result.end == End::kDone) stream.put(tensor.start, {whole.get(), static_cast<size_t>(size)});
+        return result;
+    }
+    FileTensor part = tensor;
+    part.num_rows = 1;
+    for (int64_t done = 0; done < size; done += part.row_bytes()) {
+        const std::span<std::byte> here = stream.run(tensor.start + done, size - done);
+        part.offset = tensor.offset + done;
+        part.num_columns = static_cast<int64_t>(here.size()) / tensor.item_bytes();
+        const Result result = read_tensor(reader, part, kernels, here.data(), false);
+        if (result.end != End::kDone) return result;
+    }
+    return {};
+}
+
+PackPlan::Result PackPlan::pack(const PackKernels& kernels, int file, const PagedStream& stream,
                                 std::span<std::byte> beside, bool may_be_direct) const {
-    require(std::cmp_greater_equal(stream.size(), stream_bytes_) && is_aligned(stream), "the stream has no room");
+    require(stream.size() >= stream_bytes_, "the stream has no room");
     require(std::cmp_greater_equal(beside.size(), beside_bytes_) && is_aligned(beside), "what goes beside has no room");
     FileReader reader(file, end_, may_be_direct);
     const StreamFence fence;
     for (const size_t index : order_) {
         const FileTensor& tensor = tensors_[index];
-        Result result = read_tensor(reader, tensor, kernels, (tensor.is_beside ? beside : stream).data() + tensor.start);
+        Result result = tensor.is_beside ? read_tensor(reader, tensor, kernels, beside.data() + tensor.start, false)
+                                         : read(reader, tensor, kernels, stream);
         result.tensor = static_cast<int64_t>(index);
         result.num_direct_bytes = reader.num_direct_bytes();
         if (result.end != End::kDone) return result;
     }
-    for (const Gap& gap : stream_gaps_) std::fill(stream.begin() + gap.start, stream.begin() + gap.end, std::byte{0});
+    for (const Gap& gap : stream_gaps_) stream.clear(gap.start, gap.end);
     for (const Gap& gap : beside_gaps_) std::fill(beside.begin() + gap.start, beside.begin() + gap.end, std::byte{0});
-    std::fill(stream.begin() + stream_bytes_, stream.end(), std::byte{0});
+    stream.clear(stream_bytes_, stream.size());
     return {.num_direct_bytes = reader.num_direct_bytes()};
 }
 

@@ -4,7 +4,7 @@
 //     stream: | A0: rows | B0: columns | ... | 0 0 |  as pages have it (kvarto/adapters/packing.py)
 //     beside: | values that the stream does not have as they are |
 //
-// A plan says where each tensor goes; it is made once for all adapters of one shape. Knows neither pages nor names.
+// A plan says where each tensor goes; it is made once for all adapters of one shape. Knows no names.
 #pragma once
 
 #include <cstddef>
@@ -12,6 +12,7 @@
 #include <span>
 #include <vector>
 
+#include "adapters/paged_stream.h"
 #include "core/kernels.h"
 #include "core/strip_type.h"
 
@@ -41,9 +42,12 @@ struct FileTensor {
     int64_t file_row_bytes() const { return type == FileType::kQ8_0 ? num_columns / 32 * 34 : row_bytes(); }
     int64_t file_bytes() const { return num_rows * file_row_bytes(); }
     bool is_rearranged() const { return is_transposed || num_heads != 0; }
+    bool stays_as_it_lies() const { return !has_codes(strips) && !is_rearranged() && type != FileType::kQ8_0; }
     // Where a row of the file lies among those wanted.
     int64_t place_of(int64_t row) const;
 };
+
+class FileReader;
 
 class PackPlan {
 public:
@@ -59,16 +63,17 @@ public:
     PackPlan(std::vector<FileTensor> tensors, int64_t file_bytes, int64_t stream_bytes, int64_t beside_bytes);
 
     // Reads the file through a descriptor, whose position stays. Bytes of the stream that no tensor has are zero, to
-    // the end of `stream`, which may be longer; they are written fastest where it begins with a cache line.
+    // the end of `stream`, which may be longer; they are written fastest where its pages begin with a cache line.
     // `may_be_direct`: see FileReader. Safe from several threads. Throws std::invalid_argument for targets that are too
     // short or lie at no multiple of 4 bytes.
-    Result pack(const PackKernels& kernels, int file, std::span<std::byte> stream, std::span<std::byte> beside,
+    Result pack(const PackKernels& kernels, int file, const PagedStream& stream, std::span<std::byte> beside,
                 bool may_be_direct) const;
 
 private:
     struct Gap {
         int64_t start, end;
     };
+    static Result read(FileReader& reader, const FileTensor& tensor, const PackKernels& kernels, const PagedStream& stream);
     // What no tensor fills of a target.
     std::vector<Gap> gaps(bool is_beside, int64_t size_bytes) const;
 

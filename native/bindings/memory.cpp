@@ -1,6 +1,7 @@
 // kvarto.core._native.memory
 #include "memory/page_pool.h"
 #include "bindings/borrowed_bytes.h"
+#include "bindings/borrowed_ids.h"
 #include "memory/stream_copy.h"
 
 #include <nanobind/nanobind.h>
@@ -22,30 +23,6 @@ using namespace nb::literals;
 namespace kvarto {
 
 namespace {
-
-// An int32 array, borrowed while a call reads or fills it.
-class BorrowedIds {
-public:
-    BorrowedIds(nb::handle array, int flags) {
-        if (PyObject_GetBuffer(array.ptr(), &buffer_, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT | flags) != 0)
-            throw nb::python_error();
-        const char* format = buffer_.format;
-        if (buffer_.itemsize != sizeof(int32_t) || format == nullptr || format[0] != 'i' || format[1] != '\0') {
-            PyBuffer_Release(&buffer_);
-            throw std::invalid_argument("ids are int32");
-        }
-    }
-    ~BorrowedIds() { PyBuffer_Release(&buffer_); }
-    BorrowedIds(const BorrowedIds&) = delete;
-    BorrowedIds& operator=(const BorrowedIds&) = delete;
-
-    std::span<int32_t> span() const {
-        return {static_cast<int32_t*>(buffer_.buf), static_cast<size_t>(buffer_.len) / sizeof(int32_t)};
-    }
-
-private:
-    Py_buffer buffer_;
-};
 
 // Everything is checked before the first byte is written.
 void stream_pages(nb::handle out, int64_t page_bytes, nb::handle pages, nb::handle in, int64_t image_bytes,

@@ -30,7 +30,8 @@ namespace amx {
 const Kernels& kernels();
 }
 namespace vpclmul {
-void hash_pages(const std::byte* point, const std::byte* pages, int64_t num_pages, int64_t page_bytes, std::byte* hashes);
+void hash_pages(const std::byte* point, const std::byte* region, std::span<const int32_t> pages, int64_t page_bytes,
+                std::byte* hashes);
 }
 
 namespace {

@@ -9,13 +9,14 @@
 #include "core/threads.h"
 
 #include <cstddef>
+#include <span>
 
 namespace kvarto {
 
 constexpr int64_t kPageHashBytes = 16;
 constexpr int64_t kHashedBytes = 64;  // pages that are hashed are multiples of it
-using HashPages = void (*)(const std::byte* point, const std::byte* pages, int64_t num_pages, int64_t page_bytes,
-                           std::byte* hashes);
+using HashPages = void (*)(const std::byte* point, const std::byte* region, std::span<const int32_t> pages,
+                           int64_t page_bytes, std::byte* hashes);
 
 // A block of rows of values, aligned to nothing, of which columns are made: value (row, column) goes to the place
 // `column * out_stride + row` of `out`, which is aligned to a value.

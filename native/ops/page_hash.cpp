@@ -79,11 +79,13 @@ __m128i hash_of(const Powers& powers, const std::byte* page, int64_t page_bytes)
 
 }  // namespace
 
-void hash_pages(const std::byte* point, const std::byte* pages, int64_t num_pages, int64_t page_bytes,
+void hash_pages(const std::byte* point, const std::byte* region, std::span<const int32_t> pages, int64_t page_bytes,
                 std::byte* hashes) {
     const Powers powers(point);
-    for (int64_t page = 0; page < num_pages; ++page)
-        store_block(hashes + page * kPageHashBytes, hash_of(powers, pages + page * page_bytes, page_bytes));
+    for (const int32_t page : pages) {
+        store_block(hashes, hash_of(powers, region + page * page_bytes, page_bytes));
+        hashes += kPageHashBytes;
+    }
 }
 
 }  // namespace kvarto::KVARTO_ISA

@@ -15,7 +15,7 @@ namespace kvarto::KVARTO_ISA {
 
 #if defined(__PCLMUL__)
 // `page_bytes` is a positive multiple of kHashedBytes; `point` and each hash have kPageHashBytes.
-void hash_pages(const std::byte* point, const std::byte* pages, int64_t num_pages, int64_t page_bytes,
+void hash_pages(const std::byte* point, const std::byte* region, std::span<const int32_t> pages, int64_t page_bytes,
                 std::byte* hashes);
 inline constexpr HashPages kHashPages = &hash_pages;
 #else

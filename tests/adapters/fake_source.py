@@ -45,13 +45,14 @@ class FakeFiles:
         identity = (FileIdentity(1, seed, num_pages, hash(str(path)) & 0xFFFF, 0),)
         return FoundAdapter(adapter, identity, num_pages, self.known.get(identity))
 
-    def read(self, found: FoundAdapter, images: NDArray[np.uint8]) -> Digests:
+    def read(self, found: FoundAdapter, images: NDArray[np.uint8], which: NDArray[np.int32]) -> Digests:
         self._check(found)
-        for index in range(len(images)):
-            images[index] = page_of(_seed(found), index, images.shape[1])
+        assert len(which) == found.num_pages
+        for index, page in enumerate(which):
+            images[page] = page_of(_seed(found), index, images.shape[1])
         if self.remembers:
             self.known[found.identity] = digest_of(_seed(found))
-        return Digests(digest_of(_seed(found)), HASHER.digests(images))
+        return Digests(digest_of(_seed(found)), HASHER.digests(images, which))
 
     def _check(self, found: FoundAdapter) -> None:
         if self.fails():

@@ -25,6 +25,7 @@ from kvarto.core.strip_type import StripType
 from kvarto.models.convert import to_bfloat16
 from tests.adapters.bases import program_of
 from tests.adapters.held import HASHER, MemoryFile
+from tests.adapters.pages import Scattered, pack_whole
 from tests.adapters.test_gguf_files import converted
 from tests.adapters.test_packer import BASES, EVERYTHING, ISAS, MATRIX, PAGE_BYTES, check, packed, scale_of
 from tests.adapters.writer import ALL_LINEAR, Options, as_type, write_adapter
@@ -83,8 +84,14 @@ def test_random_tensors_become_the_codes_of_their_strips(seed: int, tmp_path: Pa
     for isa in ISAS:
         stream = np.full(len(want), 7, np.uint8)
         with path.open("rb") as file:
-            assert made.pack(isa, file.fileno(), stream, np.empty(0, np.uint8), seed % 2 == 0) == (None, 0)
+            assert pack_whole(made, isa, file.fileno(), stream, np.empty(0, np.uint8), seed % 2 == 0) == (None, 0)
         assert stream.tobytes() == bytes(want)
+        for page_bytes in (64, 64 * rng.randrange(2, 100)):
+            pages = Scattered(rng, -(-len(want) // page_bytes), page_bytes)
+            with path.open("rb") as file:
+                into = pages.region, page_bytes, pages.which
+                assert made.pack(isa, file.fileno(), *into, np.empty(0, np.uint8), seed % 2 == 0) == (None, 0)
+            assert pages.stream() == bytes(want).ljust(len(pages.which) * page_bytes, b"\0")
 
 
 @pytest.mark.parametrize("codes", CODES)
@@ -106,7 +113,7 @@ def test_blocks_of_extreme_values_become_their_codes_too(isa: str, codes: StripT
         stream = np.full(len(expected), 7, np.uint8)
         with (tmp_path / "file").open("rb") as file:
             made = _native.adapters.PackPlan([matrix], values.nbytes, len(expected), 0)
-            assert made.pack(isa, file.fileno(), stream, np.empty(0, np.uint8), False) == (None, 0)
+            assert pack_whole(made, isa, file.fileno(), stream, np.empty(0, np.uint8), False) == (None, 0)
         assert stream.tobytes() == expected.tobytes()
 
 

@@ -18,6 +18,7 @@ from kvarto.core import _native
 from kvarto.core.errors import BadAdapter
 from tests.adapters.bases import program_of
 from tests.adapters.held import HASHER, adapter_digest, held, update_values
+from tests.adapters.pages import in_order
 from tests.adapters.writer import ALL_LINEAR, QV, Options, Written, as_type, write_adapter
 
 BASE = targets_of(program_of())
@@ -35,7 +36,7 @@ def files_of(written: Written, page_bytes: int = 4096, factor: float = 1, hasher
 
 
 def read(files: AdapterFiles, found: FoundAdapter) -> Digests:
-    return files.read(found, np.empty((found.num_pages, 4096), np.uint8))
+    return files.read(found, np.empty((found.num_pages, 4096), np.uint8), in_order(found))
 
 
 def digest_of(written: Written) -> bytes:
@@ -133,7 +134,7 @@ def test_pages_of_another_size_make_another_key(tmp_path: Path) -> None:
     for page_bytes in (2048, 4096, 1 << 20, 1 << 21):  # the last two: one page each, the larger with more zeros
         files = files_of(written, page_bytes)
         found = files.find(written.folder)
-        seen.add(files.read(found, np.empty((found.num_pages, page_bytes), np.uint8)).content)
+        seen.add(files.read(found, np.empty((found.num_pages, page_bytes), np.uint8), in_order(found)).content)
     assert len(seen) == 4
 
 

@@ -18,6 +18,7 @@ from kvarto.adapters.targets import targets_of
 from kvarto.core import _native
 from kvarto.core.errors import BadAdapter
 from tests.adapters.bases import program_of
+from tests.adapters.pages import in_order, pack_whole
 from tests.adapters.writer import ALL_LINEAR, Options, write_adapter
 
 BASE = targets_of(program_of())
@@ -74,7 +75,7 @@ def packed(path: Path, tensors: list[object], size: int, *, may_be_direct: bool)
     stream = np.full(size, 7, np.uint8)
     with path.open("rb") as file:
         flags = fcntl.fcntl(file.fileno(), fcntl.F_GETFL)
-        bad, num_direct_bytes = plan.pack(ISA, file.fileno(), stream, NOTHING, may_be_direct)
+        bad, num_direct_bytes = pack_whole(plan, ISA, file.fileno(), stream, NOTHING, may_be_direct)
         assert bad is None
         assert file.tell() == 0
         assert fcntl.fcntl(file.fileno(), fcntl.F_GETFL) == flags, "the descriptor is left as it was not"
@@ -129,7 +130,7 @@ def test_what_is_in_memory_is_copied_from_there(tmp_path: Path) -> None:
     assert len(path.read_bytes()) == 1 << 20
     plan = _native.adapters.PackPlan([tensor(0, 1, 1 << 19, 0, is_transposed=False)], 1 << 20, 1 << 20, 0)  # type: ignore[list-item]
     with path.open("rb") as file:
-        assert plan.pack(ISA, file.fileno(), np.empty(1 << 20, np.uint8), NOTHING, True) == (None, 0)
+        assert pack_whole(plan, ISA, file.fileno(), np.empty(1 << 20, np.uint8), NOTHING, True) == (None, 0)
 
 
 @pytest.mark.parametrize("size", [0, 1, 511, 512, 4095, 4096, (4 << 20) + 1, (5 << 20) - 2])
@@ -140,7 +141,7 @@ def test_a_file_that_became_shorter_is_refused_either_way(size: int, folder: Pat
     plan = _native.adapters.PackPlan([tensor(0, 5, 1 << 19, 0, is_transposed=False)], 5 << 20, 5 << 20, 0)  # type: ignore[list-item]
     for may_be_direct in (True, False):
         with path.open("rb") as file, pytest.raises(EOFError):
-            plan.pack(ISA, file.fileno(), np.empty(5 << 20, np.uint8), NOTHING, may_be_direct)
+            pack_whole(plan, ISA, file.fileno(), np.empty(5 << 20, np.uint8), NOTHING, may_be_direct)
 
 
 def test_first_reads_go_past_the_page_cache_and_later_ones_leave_the_file_there(
@@ -155,9 +156,9 @@ def test_first_reads_go_past_the_page_cache_and_later_ones_leave_the_file_there(
     found = files.find(written.folder)
     images = [np.empty((found.num_pages, 4096), np.uint8) for _ in range(2)]
     put_on_disk(path)
-    first = files.read(found, images[0])
+    first = files.read(found, images[0], in_order(found))
     put_on_disk(path)
-    assert files.read(found, images[1]) == first
+    assert files.read(found, images[1], in_order(found)) == first
     assert images[0].tobytes() == images[1].tobytes()
     with path.open("rb") as file:
         assert os.preadv(file.fileno(), [bytearray(64)], path.stat().st_size - 64, os.RWF_NOWAIT) == 64
@@ -175,9 +176,9 @@ def test_a_file_that_was_replaced_or_cut_since_it_was_found_is_refused(
     os.replace(tmp_path / "new", path)
     put_on_disk(path)
     with pytest.raises(BadAdapter, match="changed"):
-        files.read(found, np.empty((found.num_pages, 4096), np.uint8))
+        files.read(found, np.empty((found.num_pages, 4096), np.uint8), in_order(found))
     found = files.find(written.folder)
     os.truncate(path, len(data) - 2)
     put_on_disk(path)
     with pytest.raises(BadAdapter, match="changed"):
-        files.read(found, np.empty((found.num_pages, 4096), np.uint8))
+        files.read(found, np.empty((found.num_pages, 4096), np.uint8), in_order(found))

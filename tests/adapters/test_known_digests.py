@@ -19,6 +19,7 @@ from kvarto.core.errors import BadAdapter
 from kvarto.models.raw_file import FileIdentity
 from tests.adapters.bases import program_of
 from tests.adapters.held import HASHER
+from tests.adapters.pages import Bytes, Int32, in_order
 from tests.adapters.writer import ALL_LINEAR, Options, Written, write_adapter
 
 BASE = targets_of(program_of())
@@ -33,9 +34,9 @@ class Hashes:
         self.count = 0
         digests = Packer.digests
 
-        def counted(packer: Packer, images: np.ndarray[tuple[int, ...], np.dtype[np.uint8]]) -> Digests:
+        def counted(packer: Packer, images: Bytes, which: Int32) -> Digests:
             self.count += 1
-            return digests(packer, images)
+            return digests(packer, images, which)
 
         patch.setattr(Packer, "digests", counted)
 
@@ -57,7 +58,7 @@ def files_of(folder: Path, now_ns: object = later) -> AdapterFiles:
 def read(files: AdapterFiles, written: Written) -> tuple[Digests, bytes]:
     found = files.find(written.folder)
     images = np.full((found.num_pages, PAGE_BYTES), 7, np.uint8)
-    return files.read(found, images), images.tobytes()
+    return files.read(found, images, in_order(found)), images.tobytes()
 
 
 def rewrite(path: Path, byte: int) -> None:
@@ -116,7 +117,7 @@ def test_known_files_are_looked_at_for_changes_all_the_same(tmp_path: Path) -> N
     images = np.empty((found.num_pages, PAGE_BYTES), np.uint8)
     os.truncate(written.folder / TENSORS, 900)
     with pytest.raises(BadAdapter, match="changed"):
-        files.read(found, images)
+        files.read(found, images, in_order(found))
 
 
 def identity(inode: int, ctime_ns: int = 0, mtime_ns: int = 0) -> tuple[FileIdentity, ...]:

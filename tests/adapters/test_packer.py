@@ -24,6 +24,7 @@ from kvarto.core.errors import BadAdapter
 from kvarto.core.strip_type import StripType
 from tests.adapters.bases import program_of
 from tests.adapters.held import HASHER, MemoryFile, adapter_digest, held, page_images, update_values
+from tests.adapters.pages import Scattered, in_order, pack_whole
 from tests.adapters.test_gguf_files import converted
 from tests.adapters.writer import ALL_LINEAR, QV, Options, Written, as_type, write_adapter
 
@@ -52,7 +53,7 @@ def scale_of(update: LowRankUpdate, values: UpdateValues) -> np.ndarray[tuple[in
 def packed(files: AdapterFiles, found: FoundAdapter, page_bytes: int = PAGE_BYTES) -> tuple[list[bytes], bytes]:
     """Into memory that held something else before."""
     images = np.full((found.num_pages, page_bytes), 0xA5, np.uint8)
-    content = files.read(found, images).content
+    content = files.read(found, images, in_order(found)).content
     return [image.tobytes() for image in images], content
 
 
@@ -65,6 +66,10 @@ def check(path: Path, base: BaseTargets, page_bytes: int = PAGE_BYTES, codes: St
     scale = lambda update: scale_of(update, update_values(update))  # noqa: E731
     assert images == page_images(adapter, page_bytes, scale)
     assert content == adapter_digest(adapter, page_bytes, scale)
+    pages = Scattered(random.Random(page_bytes), found.num_pages, page_bytes)
+    fresh = AdapterFiles(base, [path.parent], page_bytes, scale_of=scale_of, codes=codes, hasher=HASHER)
+    assert fresh.read(found, pages.region, pages.which).content == content
+    assert pages.stream() == b"".join(images)
 
 
 @pytest.mark.parametrize("options", MATRIX, ids=lambda options: f"r{options.rank} {options.dtypes}")
@@ -203,11 +208,17 @@ def test_random_plans_put_everything_where_it_belongs(seed: int, tmp_path: Path)
     for isa in ISAS:
         for start in (0, 4, 16):
             stream, beside = filled(len(want[False]) + 100, start), filled(len(want[True]), start)
-            with path.open("rb") as file:
-                assert made.pack(isa, file.fileno(), stream, beside, seed % 2 == 0) == (None, 0)  # it was just written
+            with path.open("rb") as file:  # it was just written
+                assert pack_whole(made, isa, file.fileno(), stream, beside, seed % 2 == 0) == (None, 0)
                 assert file.tell() == 0
             assert stream.tobytes() == bytes(want[False]) + bytes(100)
             assert beside.tobytes() == bytes(want[True])
+        for page_bytes in (64, 1024, 64 * rng.randrange(2, 500)):
+            pages = Scattered(rng, len(want[False]) // page_bytes + 2, page_bytes)
+            with path.open("rb") as file:
+                into = pages.region, page_bytes, pages.which
+                assert made.pack(isa, file.fileno(), *into, beside, seed % 2 == 0) == (None, 0)
+            assert pages.stream() == bytes(want[False]).ljust(len(pages.which) * page_bytes, b"\0")
 
 
 def filled(size: int, start: int) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
@@ -231,7 +242,7 @@ def test_columns_are_put_together_from_wherever_a_read_ends(isa: str, dtype: Enc
         for start in (0, 12):
             stream = filled(size, start)
             with path.open("rb") as file:
-                assert made.pack(isa, file.fileno(), stream, np.empty(0, np.uint8), False) == (None, 0)
+                assert pack_whole(made, isa, file.fileno(), stream, np.empty(0, np.uint8), False) == (None, 0)
             assert stream.tobytes() == values.transpose(1, 0, 2).tobytes()
 
 
@@ -248,7 +259,7 @@ def test_no_place_hides_a_bad_value(isa: str, dtype: Encoding, is_transposed: bo
         data[(place + 1) * item - 2 : (place + 1) * item] = b"\x80\xff"
         path.write_bytes(data)
         with path.open("rb") as file:
-            found = made.pack(isa, file.fileno(), filled(len(good), 4), np.empty(0, np.uint8), False)
+            found = pack_whole(made, isa, file.fileno(), filled(len(good), 4), np.empty(0, np.uint8), False)
         assert found == ((0, False), 0), f"value {place} is no number"
 
 
@@ -343,15 +354,27 @@ def test_targets_without_room_and_files_without_bytes_are_refused(tmp_path: Path
     with path.open("rb") as file:
         for stream in (np.empty(127, np.uint8), np.empty(130, np.uint8)[1:130]):
             with pytest.raises(ValueError, match="no room"):
-                made.pack(ISAS[-1], file.fileno(), stream, beside, False)
+                pack_whole(made, ISAS[-1], file.fileno(), stream, beside, False)
         with pytest.raises(EOFError):
-            made.pack(ISAS[-1], file.fileno(), np.empty(128, np.uint8), beside, False)
+            pack_whole(made, ISAS[-1], file.fileno(), np.empty(128, np.uint8), beside, False)
         with pytest.raises((BufferError, ValueError)):
-            made.pack(ISAS[-1], file.fileno(), np.empty((128, 2), np.uint8)[:, 0], beside, True)
+            pack_whole(made, ISAS[-1], file.fileno(), np.empty((128, 2), np.uint8)[:, 0], beside, True)
         with pytest.raises(ValueError, match="`vax` cannot run here"):
-            made.pack("vax", file.fileno(), np.empty(128, np.uint8), beside, False)
+            pack_whole(made, "vax", file.fileno(), np.empty(128, np.uint8), beside, False)
     with pytest.raises(OSError, match="descriptor"):
-        made.pack(ISAS[-1], file.fileno() if not file.closed else 1 << 20, np.empty(128, np.uint8), beside, False)
+        pack_whole(made, ISAS[-1], 1 << 20, np.empty(128, np.uint8), beside, False)
+
+
+def test_pages_that_are_not_there_are_refused() -> None:
+    made, beside, region = plan([tensor()], 128, 128), np.empty(0, np.uint8), np.empty(256, np.uint8)
+    for page_bytes, which in ((128, [2]), (128, [-1]), (64, [0, 4]), (257, [0]), (1 << 62, [0]), (64, [0, -(1 << 31)])):
+        with pytest.raises(ValueError, match="outside of its region"):
+            made.pack(ISAS[-1], 1 << 20, region, page_bytes, np.array(which, np.int32), beside, False)
+    for page_bytes, which in ((64, [0]), (128, []), (0, [0]), (-128, [0]), (130, [0, 0])):
+        with pytest.raises(ValueError, match="no room|without bytes"):
+            made.pack(ISAS[-1], 1 << 20, region, page_bytes, np.array(which, np.int32), beside, False)
+    with pytest.raises(ValueError, match="int32"):
+        made.pack(ISAS[-1], 1 << 20, region, 128, np.zeros(1, np.int64), beside, False)  # type: ignore[arg-type]
 
 
 def test_random_plans_never_leave_their_places() -> None:
@@ -368,7 +391,7 @@ def test_random_plans_never_leave_their_places() -> None:
         num_taken += 1
         read, write = os.pipe()
         with pytest.raises((OSError, EOFError)):
-            made.pack(ISAS[-1], read, np.empty(512, np.uint8), np.empty(0, np.uint8), rng.random() < 0.5)
+            pack_whole(made, ISAS[-1], read, np.empty(512, np.uint8), np.empty(0, np.uint8), rng.random() < 0.5)
         os.close(read)
         os.close(write)
     assert num_taken > 50

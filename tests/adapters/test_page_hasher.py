@@ -40,7 +40,7 @@ def polyval(point: bytes, message: bytes) -> bytes:
 
 def values_of(isa: str, point: bytes, pages: Bytes) -> list[bytes]:
     values = np.full((len(pages), 16), 0xA5, np.uint8)
-    _native.adapters.hash_pages(isa, point, pages, pages.shape[1], values)
+    _native.adapters.hash_pages(isa, point, pages, pages.shape[1], np.arange(len(pages), dtype=np.int32), values)
     return [value.tobytes() for value in values]
 
 
@@ -117,6 +117,14 @@ def test_pages_are_equal_where_their_digests_are(isa: str) -> None:
 
 
 @pytest.mark.parametrize("isa", ISAS)
+def test_pages_are_hashed_in_the_order_asked_for(isa: str) -> None:
+    pages, hasher = random_pages(random.Random(6), 5, 448), PageHasher(KEY, isa=isa)
+    of_all = hasher.digests(pages)
+    for which in ([], [3], [4, 0, 0, 2], [2, 1, 0, 4, 3]):
+        assert hasher.digests(pages, np.array(which, np.int32)) == tuple(of_all[page] for page in which)
+
+
+@pytest.mark.parametrize("isa", ISAS)
 def test_zeros_of_another_length_have_another_digest(isa: str) -> None:
     """Their values are all zero."""
     hasher = PageHasher(KEY, isa=isa)
@@ -143,17 +151,20 @@ def test_the_portable_set_goes_without() -> None:
 @pytest.mark.skipif(not FAST, reason="no instruction set here multiplies without carries")
 def test_what_does_not_fit_is_refused() -> None:
     isa, page = FAST[-1], np.zeros((2, 128), np.uint8)
-    values = np.zeros((2, 16), np.uint8)
+    values, both = np.zeros((2, 16), np.uint8), np.arange(2, dtype=np.int32)
     for page_bytes in (0, -64, 63, 65, 1, 96, 1 << 62, -(1 << 63)):
-        with pytest.raises(ValueError, match="multiples of 64|whole pages"):
-            _native.adapters.hash_pages(isa, bytes(16), page, page_bytes, values)
+        with pytest.raises(ValueError, match="multiples of 64|outside of its region"):
+            _native.adapters.hash_pages(isa, bytes(16), page, page_bytes, both, values)
+    for outside in (-1, 2, 1 << 30, -(1 << 31)):
+        with pytest.raises(ValueError, match="outside of its region"):
+            _native.adapters.hash_pages(isa, bytes(16), page, 128, np.array([0, outside], np.int32), values)
     with pytest.raises(ValueError, match="a point has 16 bytes"):
-        _native.adapters.hash_pages(isa, bytes(15), page, 64, values)
+        _native.adapters.hash_pages(isa, bytes(15), page, 64, both, values)
     for places in (np.zeros((1, 16), np.uint8), np.zeros((3, 16), np.uint8), np.zeros(33, np.uint8)):
         with pytest.raises(ValueError, match="one place"):
-            _native.adapters.hash_pages(isa, bytes(16), page, 128, places)
+            _native.adapters.hash_pages(isa, bytes(16), page, 128, both, places)
     with pytest.raises(ValueError, match="`vax` cannot run here"):
-        _native.adapters.hash_pages("vax", bytes(16), page, 128, values)
+        _native.adapters.hash_pages("vax", bytes(16), page, 128, both, values)
     with pytest.raises(ValueError, match="pages of 96 bytes"):
         PageHasher(KEY, isa=isa).digests(np.zeros((2, 96), np.uint8))
     assert PageHasher(KEY, isa=isa).digests(np.zeros((0, 64), np.uint8)) == ()

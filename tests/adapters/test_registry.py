@@ -18,6 +18,7 @@ from kvarto.core.errors import BadAdapter, KvartoError, UnsupportedAdapter
 from kvarto.memory.calls import Calls
 from tests.adapters.bases import program_of
 from tests.adapters.held import HASHER
+from tests.adapters.pages import in_order
 from tests.adapters.writer import Options, write_adapter
 
 PAGE = 4096
@@ -52,7 +53,7 @@ class World:
         self.until(lambda: self.registry.open(version) or version.error is not None)
         assert version.found is not None, version.error
         images = np.empty((version.num_pages, PAGE), np.uint8)
-        self.registry.learn(version, self.files.read(version.found, images).content)
+        self.registry.learn(version, self.files.read(version.found, images, in_order(version.found)).content)
         assert version.digest is not None
         return version.digest
 

@@ -18,6 +18,7 @@ from kvarto.adapters.targets import targets_of
 from kvarto.core.errors import AdapterError, UnsupportedAdapter
 from tests.adapters.bases import program_of
 from tests.adapters.malformed import BREAKS
+from tests.adapters.pages import in_order
 from tests.adapters.test_binding import MATRIX
 from tests.adapters.writer import ALL_LINEAR, Options, as_type, write_adapter
 
@@ -26,7 +27,7 @@ PAGE_BYTES = 4096
 
 
 def digest(files: AdapterFiles, found: FoundAdapter) -> bytes:
-    return files.read(found, np.empty((found.num_pages, PAGE_BYTES), np.uint8)).content
+    return files.read(found, np.empty((found.num_pages, PAGE_BYTES), np.uint8), in_order(found)).content
 
 
 def shape_of(found: FoundAdapter) -> object:

@@ -37,10 +37,15 @@ class AdaptedBackend(HashBackend):
     """Beside the base, what is bound."""
 
     bound: dict[int, BoundAdapter]
+    are_pages_here = False
+    """In this machine's memory, as a backend would say that has them there."""
 
     @property
     def _bytes(self) -> NDArray[np.uint8]:
         return self._slots.view(np.uint8)
+
+    def host_pages(self) -> NDArray[np.uint8] | None:
+        return self._bytes if self.are_pages_here else None
 
     def write_pages(self, pages: NDArray[np.int32], images: NDArray[np.uint8], which: NDArray[np.int32]) -> None:
         self._bytes[pages, : images.shape[1]] = images[which]

@@ -123,7 +123,7 @@ class AdapterEpisode:
             allocation_fails=lambda: rng.random() < faults.allocation,
         )
         adapters = AdapterShape(
-            host_pages=rng.choice([0, 4, 12]),
+            host_pages=rng.choice([0, 4, 12]) * (seed % 2),
             staging_pages=rng.choice([0, 0, 8, 100]),
             pages_per_copy=rng.choice([1, 2, 100]),
             max_adapters=rng.choice([0, 0, 1, 2]),
@@ -134,6 +134,7 @@ class AdapterEpisode:
         self.engine = AdaptedEngine(
             self.shape, self, self.clock, hooks, source=self.files, adapters=adapters, seed=rng.randrange(1 << 32)
         )
+        self.engine.backend.are_pages_here = seed % 4 != 3
         self._names = [f"a{index}" for index in range(rng.choice([2, 6, 12]))]
         for name in self._names:
             self._change_files(name)
@@ -342,6 +343,7 @@ class AdapterEpisode:
             assert not version.num_requests, f"{version} is held by nobody"
         stats = self.engine.adapters.stats()
         self.counts["loads"] += stats["num_adapter_loads"]
+        self.counts["loads into pages"] += stats["num_adapter_loads"] * self.engine.parts.writes.reads_into_pages
         self.counts["evictions"] += stats["num_adapter_evictions"]
         self.counts["hits"] += stats["num_adapter_hits"]
         self.counts["host hits"] += self.engine.parts.host.num_hits

@@ -14,7 +14,8 @@ HEAVY_ROUNDS = int(os.environ.get("KVARTO_SIMULATED_ADAPTER_ROUNDS", "100000"))
 def test_two_thousand_rounds_under_faults_have_no_wrong_token_and_leave_no_page() -> None:
     counts = simulate(2000, seed=3, faults=Faults())
     for name in (
-        "ended with adapter", "ended without", "loads", "evictions", "hits", "cancels", "call faults", "slow calls",
+        "ended with adapter", "ended without", "loads", "loads into pages",
+        "evictions", "hits", "cancels", "call faults", "slow calls",
         "copy faults", "step faults", "preemptions", "AdapterRefused", "TransferFailed", "UnknownAdapter", "answers",
     ):  # fmt: skip
         assert counts[name] > 0, f"the simulation never saw `{name}`, so it proves nothing about it"

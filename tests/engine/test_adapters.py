@@ -13,9 +13,15 @@ from kvarto.engine.messages import AddRequest, Cancel, ListAdapters, LoadAdapter
 from kvarto.engine.request import Status
 from tests.adapters.fake_source import digest_of
 from tests.engine.adapted_engine import AdaptedHarness, AdapterShape
+from tests.engine.adapted_model import AdaptedBackend
 from tests.engine.hashed_engine import Harness, Hooks, Shape
 
 PAGE_BYTES = 16 * 8
+
+
+@pytest.fixture(autouse=True, params=[True, False], ids=["into pages", "by way of the host"])
+def _way_of_loads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(AdaptedBackend, "are_pages_here", request.param)
 
 
 def test_requests_of_many_adapters_and_the_base_run_in_one_batch() -> None:

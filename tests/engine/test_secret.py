@@ -16,6 +16,7 @@ from kvarto.engine.assemble import open_program
 from kvarto.engine.config import EngineConfig, with_secret
 from kvarto.engine.frames import decode_config, encode_frame
 from kvarto.engine.settings import open_backend
+from tests.adapters.pages import in_order
 from tests.adapters.writer import write_adapter
 from tests.engine.tiny_model import write_tiny_model
 
@@ -38,7 +39,7 @@ def digest(config: EngineConfig) -> bytes:
     files.close()
     adapters = adapter_files(config, program, PAGE_BYTES)
     found = adapters.find(Path(config.adapter_dir[0]) / "a")
-    return adapters.read(found, np.empty((found.num_pages, PAGE_BYTES), np.uint8)).content
+    return adapters.read(found, np.empty((found.num_pages, PAGE_BYTES), np.uint8), in_order(found)).content
 
 
 def test_engines_of_one_server_agree_and_others_do_not(config: EngineConfig) -> None:

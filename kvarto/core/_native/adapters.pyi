@@ -5,7 +5,12 @@ from numpy.typing import NDArray
 
 def can_hash_pages(isa: str) -> bool: ...
 def hash_pages(
-    isa: str, point: bytes, pages: NDArray[np.uint8], page_bytes: int, hashes: NDArray[np.uint8]
+    isa: str,
+    point: bytes,
+    region: NDArray[np.uint8],
+    page_bytes: int,
+    pages: NDArray[np.int32],
+    hashes: NDArray[np.uint8],
 ) -> None: ...
 
 class FileTensor:
@@ -25,5 +30,12 @@ class FileTensor:
 class PackPlan:
     def __init__(self, tensors: list[FileTensor], file_bytes: int, stream_bytes: int, beside_bytes: int) -> None: ...
     def pack(
-        self, isa: str, file: int, stream: NDArray[np.uint8], beside: NDArray[np.uint8], may_be_direct: bool
+        self,
+        isa: str,
+        file: int,
+        region: NDArray[np.uint8],
+        page_bytes: int,
+        pages: NDArray[np.int32],
+        beside: NDArray[np.uint8],
+        may_be_direct: bool,
     ) -> tuple[tuple[int, bool] | None, int]: ...

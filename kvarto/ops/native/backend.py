@@ -141,12 +141,17 @@ class NativeBackend:
         page = opened.arena.view(start + source * size_bytes, size_bytes)
         opened.arena.view(start + target * size_bytes, size_bytes)[:] = page
 
+    def host_pages(self) -> NDArray[np.uint8]:
+        """See `ops.base.Backend`."""
+        layout = self._open().layout
+        page_bytes = layout.kv_format.page_bytes
+        region = self._open().arena.view(layout.pages.offset, layout.num_pages * page_bytes)
+        return region.reshape(layout.num_pages, page_bytes)
+
     def write_pages(self, pages: NDArray[np.int32], images: NDArray[np.uint8], which: NDArray[np.int32]) -> None:
         """See `ops.base.Backend`. One call without the interpreter's lock. Raises ValueError where one is not there."""
-        layout, arena = self._open().layout, self._open().arena
-        page_bytes = layout.kv_format.page_bytes
-        region = arena.view(layout.pages.offset, layout.num_pages * page_bytes)
-        _native.memory.stream_pages(region, page_bytes, pages, images, images.shape[1], which)
+        region = self.host_pages()
+        _native.memory.stream_pages(region, region.shape[1], pages, images, images.shape[1], which)
 
     def bind_adapter(self, handle: int, adapter: BoundAdapter) -> None:
         """See `ops.base.Backend`. Raises ValueError where it does not fit the program, the plan or the pool."""

@@ -143,6 +143,10 @@ class ReferenceBackend:
         memory, layout = self._opened()
         memory.copy_item(layout.pages, layout.kv_format.page_bytes, source, target)
 
+    def host_pages(self) -> NDArray[np.uint8] | None:
+        """None, see `ops.base.Backend`: PyTorch owns them, and may have them on a device."""
+        return None
+
     def write_pages(self, pages: NDArray[np.int32], images: NDArray[np.uint8], which: NDArray[np.int32]) -> None:
         """See `ops.base.Backend`."""
         memory, layout = self._opened()
