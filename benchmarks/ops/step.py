@@ -18,6 +18,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from kvarto.adapters.resident import Resident
 from kvarto.core.ops import Linear, Op
 from kvarto.core.program import Program
 from kvarto.core.sampling import SamplingParams
@@ -70,6 +71,12 @@ class TimedEngine:
         self._loop._parts = dataclasses.replace(self._loop._parts, backend=self.backend)  # type: ignore[arg-type]
         print(engine.fingerprint)
         time.sleep(SETTLE_S)
+
+    @property
+    def residents(self) -> list[Resident]:
+        """Adapters on the device."""
+        adapters = self._loop._parts.adapters
+        return [] if adapters is None else adapters.residents
 
     def run(self, requests: Iterable[AddRequest]) -> None:
         """To the last token."""

@@ -7,14 +7,18 @@ last cache reads faster than memory; the gigabyte shows the memory itself.
 
 from __future__ import annotations
 
+import ctypes
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from benchmarks.peers.environment import num_cores
 
@@ -41,11 +45,26 @@ def measure() -> list[Limit]:
     return [*bandwidths(), *products(1), *products(num_cores())]
 
 
+def read_rate(data: NDArray[np.uint8], num_threads: int, duration_s: float) -> float:
+    """GB/s of a plain loop over bytes that are there: where memory lies decides what it gives."""
+    assert data.flags.c_contiguous, "bytes do not follow each other"
+    with _compiled("-shared", "-fPIC") as library:
+        call = ctypes.CDLL(str(library)).read_rate
+        call.argtypes, call.restype = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_double), ctypes.c_double
+        return float(call(data.ctypes.data, data.nbytes, num_threads, duration_s))
+
+
+@contextmanager
+def _compiled(*flags: str) -> Iterator[Path]:
+    with tempfile.TemporaryDirectory() as folder:
+        made = Path(folder, "read_bandwidth")
+        subprocess.run(["cc", "-O3", "-march=native", "-pthread", *flags, "-o", made, SOURCE], check=True)
+        yield made
+
+
 def bandwidths() -> list[Limit]:
     """GB/s by one thread and by all, compiled here for this machine."""
-    with tempfile.TemporaryDirectory() as folder:
-        program = Path(folder, "read_bandwidth")
-        subprocess.run(["cc", "-O3", "-march=native", "-pthread", "-o", program, SOURCE], check=True)
+    with _compiled() as program:
         return [
             Limit(f"read {name}, {num} threads", float(_output(program, size, num, READ_S)), "GB/s")
             for name, size in WORKING_SETS.items()

@@ -15,7 +15,6 @@
 
 enum { LANES = 8, WORDS_PER_LANE = 8 };
 
-static double seconds_wanted;
 static pthread_barrier_t barrier;
 static volatile int is_over;
 static volatile uint64_t sink;
@@ -68,21 +67,14 @@ static double read_for(double duration_s, size_t num_bytes) {
     return num_passes * (double)num_bytes / (now_s() - start_s);
 }
 
-int main(int argc, char **argv) {
-    if (argc != 4) {
-        fprintf(stderr, "usage: %s BYTES THREADS SECONDS\n", argv[0]);
-        return 2;
-    }
-    int num_threads = atoi(argv[2]);
+// GB/s of so many threads over a buffer, which holds something. As a library, for whoever has the bytes in question.
+double read_rate(const char *buffer, size_t num_bytes, int num_threads, double duration_s) {
     size_t block = LANES * WORDS_PER_LANE * sizeof(uint64_t);
-    size_t share_bytes = strtoull(argv[1], NULL, 10) / (size_t)num_threads / block * block;
-    size_t num_bytes = share_bytes * (size_t)num_threads;
-    seconds_wanted = atof(argv[3]);
-    char *buffer = mmap(NULL, num_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (buffer == MAP_FAILED || num_threads < 1 || share_bytes == 0)
-        return 1;
-    madvise(buffer, num_bytes, MADV_HUGEPAGE);
-    memset(buffer, 1, num_bytes);
+    size_t share_bytes = num_bytes / (size_t)num_threads / block * block;
+    if (num_threads < 1 || share_bytes == 0)
+        return 0;
+    num_bytes = share_bytes * (size_t)num_threads;
+    is_over = 0;
     pthread_barrier_init(&barrier, NULL, (unsigned)num_threads + 1);
     pthread_t *threads = calloc((size_t)num_threads, sizeof *threads);
     Share *shares = calloc((size_t)num_threads, sizeof *shares);
@@ -90,11 +82,29 @@ int main(int argc, char **argv) {
         shares[index] = (Share){(const uint64_t *)(buffer + (size_t)index * share_bytes), share_bytes / sizeof(uint64_t)};
         pthread_create(&threads[index], NULL, work, &shares[index]);
     }
-    read_for(0.1 * seconds_wanted, num_bytes);  // warms up
-    printf("%.3f\n", read_for(seconds_wanted, num_bytes) * 1e-9);
+    read_for(0.1 * duration_s, num_bytes);  // warms up
+    double rate = read_for(duration_s, num_bytes) * 1e-9;
     is_over = 1;
     pthread_barrier_wait(&barrier);
     for (int index = 0; index < num_threads; index++)
         pthread_join(threads[index], NULL);
+    pthread_barrier_destroy(&barrier);
+    free(threads);
+    free(shares);
+    return rate;
+}
+
+int main(int argc, char **argv) {
+    if (argc != 4) {
+        fprintf(stderr, "usage: %s BYTES THREADS SECONDS\n", argv[0]);
+        return 2;
+    }
+    size_t num_bytes = strtoull(argv[1], NULL, 10);
+    char *buffer = mmap(NULL, num_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (buffer == MAP_FAILED)
+        return 1;
+    madvise(buffer, num_bytes, MADV_HUGEPAGE);
+    memset(buffer, 1, num_bytes);
+    printf("%.3f\n", read_rate(buffer, num_bytes, atoi(argv[2]), atof(argv[3])));
     return 0;
 }

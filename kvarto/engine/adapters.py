@@ -17,6 +17,7 @@ from kvarto.adapters.host_tier import HostTier
 from kvarto.adapters.page_writes import PageWrites
 from kvarto.adapters.registry import AdapterVersion, Registry, VersionState
 from kvarto.adapters.residency import Residency
+from kvarto.adapters.resident import Resident
 from kvarto.core.errors import AdapterError, KvartoError, UnknownAdapter
 from kvarto.engine.adapter_traffic import AdapterTraffic
 from kvarto.engine.adapter_watch import AdapterWatch
@@ -66,6 +67,11 @@ class Adapters:
     def names(self) -> tuple[str, ...]:
         """All that can be called now, in the order of registration."""
         return tuple(version.name for version in self._parts.registry)
+
+    @property
+    def residents(self) -> list[Resident]:
+        """Those on the device, used or not."""
+        return self._parts.residency.residents
 
     @property
     def is_busy(self) -> bool:
