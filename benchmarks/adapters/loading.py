@@ -7,8 +7,9 @@
 Each adapter is asked for once, by a request of one token in and one out, and its files are out of the page cache, so
 every load goes from the disk to the pages. A third run asks as often, in the same way, for a few adapters that are on
 the device already: what it costs is the price of the requests, and what loading costs beyond it is that of the loads.
-`--rounds` of the three runs take turns; medians of the 99th percentiles are compared. CPU seconds are those of the
-server's whole tree beyond the run of requests alone, per GB of adapters loaded.
+`--rounds` of the three runs take turns, and the 99th percentiles of a round are compared, for the machine's speed
+drifts: with ten rounds the median is good to a few percent. CPU seconds are those of the server's whole tree beyond the
+run of requests alone, per GB of adapters loaded.
 """
 
 from __future__ import annotations
@@ -195,12 +196,15 @@ def show(runs: list[tuple[Run, Run, Run]], size: int) -> None:
             )
     alone, resident, loading = (statistics.median(each.p99_ms for each in kind) for kind in zip(*runs, strict=True))
     print(f"p99 between tokens, medians: {alone:.1f}, {resident:.1f} and {loading:.1f} ms")
-    print(f"requests {resident / alone - 1:+.1%}, loads beyond them {loading / resident - 1:+.1%}")
+    requests = statistics.median(resident.p99_ms / alone.p99_ms for alone, resident, _ in runs) - 1
+    loads = statistics.median(loading.p99_ms / resident.p99_ms for _, resident, loading in runs) - 1
+    print(f"medians of what each round says: requests {requests:+.1%}, loads beyond them {loads:+.1%}")
     num_bytes = sum(loading.num_loaded for *_, loading in runs) * size
     extra_s = sum(loading.cpu_s - resident.cpu_s for _, resident, loading in runs)
     print(f"{extra_s / (num_bytes / 1e9):.2f} CPU seconds per GB loaded")
-    result = {"p99_ms": {"alone": alone, "resident": resident, "loading": loading}}
-    print(json.dumps(result | {"loads_per_s": statistics.median(r.num_loaded / r.duration_s for *_, r in runs)}))
+    rate = statistics.median(loading.num_loaded / loading.duration_s for *_, loading in runs)
+    p99_ms = {"alone": alone, "resident": resident, "loading": loading}
+    print(json.dumps({"p99_ms": p99_ms, "requests": requests, "loads": loads, "loads_per_s": rate}))
 
 
 if __name__ == "__main__":
