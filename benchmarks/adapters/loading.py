@@ -25,6 +25,8 @@ from dataclasses import dataclass
 from itertools import cycle, islice
 from pathlib import Path
 
+import uvloop
+
 from benchmarks.peers.process_tree import cpu_s, tree
 from kvarto.adapters.random_adapter import ALL_LINEAR, QV, RandomAdapter
 from kvarto.cli.load.adapters import base_targets
@@ -170,13 +172,13 @@ def three_runs(
     url: str, flags: argparse.Namespace, turn: int, resident: list[str], names: list[str], rate: float
 ) -> tuple[Run, Run, Run]:
     """Alone; with requests for adapters that are there; with requests for adapters that are not."""
-    alone = asyncio.run(one_run(url, flags, 3 * turn, [], rate))
-    asyncio.run(warm_up(url, resident))
+    alone = uvloop.run(one_run(url, flags, 3 * turn, [], rate))
+    uvloop.run(warm_up(url, resident))
     asked = list(islice(cycle(resident), num_asked(flags, rate)))
     return (
         alone,
-        asyncio.run(one_run(url, flags, 3 * turn + 1, asked, rate)),
-        asyncio.run(one_run(url, flags, 3 * turn + 2, names, rate)),
+        uvloop.run(one_run(url, flags, 3 * turn + 1, asked, rate)),
+        uvloop.run(one_run(url, flags, 3 * turn + 2, names, rate)),
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 import statistics
 from collections.abc import Callable, Sequence
@@ -10,6 +9,8 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
+
+import uvloop
 
 from benchmarks.peers.client import send_all
 from benchmarks.peers.figures import Answer
@@ -111,13 +112,13 @@ class Comparison:
 
     def _send(self, server: Server, column: Column, salt: str) -> list[Answer]:
         prompts = column.prompts(self.maker, salt)
-        return asyncio.run(send_all(server.launch, prompts, column.concurrency))
+        return uvloop.run(send_all(server.launch, prompts, column.concurrency))
 
     def _warm_up(self, server: Server) -> None:
         salt = secrets.token_hex(8)
         prompts = [self.maker.one(f"{salt}/{length}", length, 8) for length in WARM_UP_TOKENS]
         prompts += [replace(prompts[-1], adapter=name) for name in server.launch.adapters]
-        asyncio.run(send_all(server.launch, prompts, len(prompts)))
+        uvloop.run(send_all(server.launch, prompts, len(prompts)))
         for _ in range(SETTLE_WINDOWS):
             if server.idle_cores() <= IDLE_CORES:
                 break

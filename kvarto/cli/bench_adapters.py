@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -107,6 +106,8 @@ def _check(flags: AdapterFlags) -> None:
 
 
 def _run(model: str, serve_flags: tuple[str, ...], flags: AdapterFlags, folder: Path) -> AdapterStudy:
+    import uvloop
+
     from kvarto.cli.load.adapters import UNGROUPED, AdapterSet, StudySettings, run_study
     from kvarto.cli.local_server import local_server
 
@@ -126,8 +127,8 @@ def _run(model: str, serve_flags: tuple[str, ...], flags: AdapterFlags, folder: 
     known = ["--adapter-dir", str(folder), "--max-lora-rank", str(max(settings.ranks))]
     known += ["--max-num-seqs", str(flags.max_num_seqs or flags.max_concurrency)]
     with local_server([model, *known, *serve_flags]) as url:
-        study = asyncio.run(run_study(url, settings, adapters))
+        study = uvloop.run(run_study(url, settings, adapters))
     if not flags.ungrouped:
         return study
     with local_server([model, *known, "--no-adapter-affinity", *serve_flags]) as url:
-        return study.beside(asyncio.run(run_study(url, settings, adapters, (UNGROUPED,))))
+        return study.beside(uvloop.run(run_study(url, settings, adapters, (UNGROUPED,))))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -62,11 +61,13 @@ def bench_serve(*, flags: Annotated[LoadFlags, Parameter(name="*")] = LoadFlags(
 
     Every output has exactly the length asked for (`ignore_eos`), so two servers do the same work.
     """
+    import uvloop
+
     from kvarto.cli.load.table import print_report
 
     _check(flags)
     workload = _workload(flags)
-    result = asyncio.run(_run(flags, workload))
+    result = uvloop.run(_run(flags, workload))
     print_report(result)
     if flags.json is not None:
         flags.json.write_bytes(msgspec.json.format(msgspec.json.encode(result)) + b"\n")

@@ -82,13 +82,16 @@ class OpenAIClient:
     async def stream(self, path: str, body: dict[str, Any]) -> AsyncGenerator[dict[str, Any]]:
         """The objects of a stream, until `[DONE]`. An object that carries an error raises it."""
         async with self._ask("POST", path, body) as response:
-            async for line in response.content:
+            async for line in _lines(response.content):
                 if not line.startswith(b"data:"):
                     continue  # blank lines, and comments that keep the connection open
                 data = line[5:].strip()
                 if data == b"[DONE]":
                     return
-                event = msgspec.json.decode(data)
+                try:
+                    event = msgspec.json.decode(data)
+                except msgspec.DecodeError as error:
+                    raise ServerRefused(f"an event of the stream is not JSON: {error}", response.status) from error
                 if "error" in event:
                     raise ServerRefused(_sentence(event), response.status)
                 yield event
@@ -110,6 +113,19 @@ class OpenAIClient:
             ) from error
         except (aiohttp.ClientError, TimeoutError) as error:
             raise ServerRefused(f"{path}: {str(error) or type(error).__name__}", 0) from error
+
+
+async def _lines(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
+    """Whole lines. All that came together is cut at once: to wait for each costs more than it says."""
+    rest = b""
+    async for some in content.iter_any():
+        *lines, rest = (rest + some).split(b"\n")
+        if len(rest) > LINE_BYTES:
+            raise ServerRefused(f"an event of the stream is longer than {LINE_BYTES} bytes", 200)
+        for line in lines:
+            yield line
+    if rest:
+        yield rest
 
 
 async def _refusal(response: aiohttp.ClientResponse) -> str:
