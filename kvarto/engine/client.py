@@ -371,10 +371,15 @@ class EngineClient:
     # --- frames -----------------------------------------------------------------------------------------------------
 
     def _take_step(self, step: StepOut) -> None:
-        for tokens in step.tokens:
-            request = self._by_engine_id.get(tokens.request_id)
-            if request is not None:
-                self._take_tokens(request, tokens)
+        news: list[Generation] = []
+        try:
+            for tokens in step.tokens:
+                request = self._by_engine_id.get(tokens.request_id)
+                if request is not None:
+                    self._take_tokens(request, tokens, news)
+        finally:
+            for generation in news:
+                generation.announce()
         for refused in step.refused:
             request = self._by_engine_id.get(refused.request_id)
             if request is not None:
@@ -390,7 +395,8 @@ class EngineClient:
             self._gate.begun(engine_id)
         self._hand_over()
 
-    def _take_tokens(self, request: OpenRequest, tokens: TokensOut) -> None:
+    def _take_tokens(self, request: OpenRequest, tokens: TokensOut, news: list[Generation]) -> None:
+        """Generations that have something to announce are added to `news`."""
         if not 0 <= tokens.choice < len(request.outputs.choices):
             raise EngineDied(f"the engine sent tokens of choice {tokens.choice} of {request.sampling.n}")
         if tokens.adapter_digest is not None:
@@ -404,7 +410,8 @@ class EngineClient:
         if output.finish_reason == "error":
             self._fail(request, EngineError(ENDED_WITH_ERROR))
             return
-        request.generation.put(output)
+        if request.generation.put(output):
+            news.append(request.generation)
         if request.outputs.is_finished:
             self._end(request, str(output.finish_reason))
             return

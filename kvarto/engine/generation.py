@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import AsyncIterator, Callable
 from types import TracebackType
 
@@ -13,42 +12,75 @@ from kvarto.engine.outputs import ChoiceOutput
 class Generation:
     """Outputs of all choices of prompts that were submitted together, in order of arrival.
 
+    A reader waits for them (`batch`, or a loop), or is called when some came (`listen`) and takes them.
+
     Leaving it early cancels what still runs: `async with client.submit(...) as generation: ...`.
     """
 
     def __init__(self, num_choices: int, cancel: Callable[[], None]) -> None:
         self._cancel = cancel
         self._num_unfinished = num_choices
-        self._outputs: deque[ChoiceOutput] = deque()
+        self._outputs: list[ChoiceOutput] = []
         self._error: Exception | None = None
         self._news = asyncio.Event()
+        self._on_news: Callable[[], None] = self._news.set
 
-    def put(self, output: ChoiceOutput) -> None:
-        """For the client: something came."""
+    # --- for the client ---------------------------------------------------------------------------------------------
+
+    def put(self, output: ChoiceOutput) -> bool:
+        """Something came. True: the first since the last `take`; `announce` it, after what came together with it."""
         self._outputs.append(output)
-        self._news.set()
+        return len(self._outputs) == 1
+
+    def announce(self) -> None:
+        """Tell the reader that something came."""
+        self._on_news()
 
     def fail(self, error: Exception) -> None:
-        """For the client: nothing more comes; the reader gets what came before, then the error."""
+        """Nothing more comes; the reader gets what came before, then the error."""
         self._error = error
-        self._news.set()
+        self.announce()
+
+    # --- for the reader ---------------------------------------------------------------------------------------------
+
+    def listen(self, on_news: Callable[[], None]) -> None:
+        """Call `on_news` from now on when something came or failed, after all that came together; it may not raise."""
+        self._on_news = on_news
+
+    def take(self) -> list[ChoiceOutput]:
+        """All that has come since the last call."""
+        outputs, self._outputs = self._outputs, []
+        for output in outputs:
+            self._num_unfinished -= output.finish_reason is not None
+        return outputs
+
+    @property
+    def is_over(self) -> bool:
+        """Was everything taken, and comes nothing more?"""
+        return not self._outputs and (self._num_unfinished == 0 or self._error is not None)
+
+    def check(self) -> None:
+        """Raise what `fail` was given, if choices are missing: a RequestError, or EngineError when the engine is at
+        fault.
+        """
+        if self._error is not None and self._num_unfinished > 0:
+            raise self._error
+
+    async def arrival(self) -> None:
+        """Wait until there is something to take, or nothing more comes. Raises as `check`, when there is nothing."""
+        while not self._outputs and not self.is_over:
+            self._news.clear()
+            await self._news.wait()
+        if not self._outputs:
+            self.check()
 
     async def batch(self) -> list[ChoiceOutput]:
         """All that has come since the last call, at least one output; empty once every choice has ended.
 
-        Raises what `fail` was given: a RequestError, or EngineError when the engine is at fault.
+        Raises as `check`, after what came before.
         """
-        while not self._outputs:
-            if self._num_unfinished == 0:
-                return []
-            if self._error is not None:
-                raise self._error
-            self._news.clear()
-            await self._news.wait()
-        outputs = list(self._outputs)
-        self._outputs.clear()
-        self._num_unfinished -= sum(output.finish_reason is not None for output in outputs)
-        return outputs
+        await self.arrival()
+        return self.take()
 
     def cancel(self) -> None:
         """Stop whatever still runs. Legal at any time, also twice."""

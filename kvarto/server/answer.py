@@ -7,10 +7,11 @@ answer joins them, so both say the same.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 from fastapi import Request
@@ -53,6 +54,12 @@ class Answer(ABC):
     def whole(self, outputs: Sequence[ChoiceOutput]) -> msgspec.Struct:
         """The answer as one object."""
 
+    def event(self, output: ChoiceOutput) -> bytes:
+        """An output as it is streamed; nothing when there is nothing to say yet."""
+        self.count(output)
+        chunk = self.chunk(output)
+        return b"" if chunk is None else event(chunk)
+
     def count(self, output: ChoiceOutput) -> None:
         """Add an output to the usage."""
         self._num_completion_tokens += len(output.token_ids)
@@ -94,9 +101,8 @@ async def respond(request: Request, answer: Answer, generation: Generation, *, i
     """Send the answer, or cancel the generation when its client leaves or something fails."""
     try:
         if is_stream:
-            first = await unless_gone(request.receive, _first_batch(generation))
-            if first is not None:
-                return EventStream(_chunks(answer, generation, first), generation.cancel)
+            if await unless_gone(request.receive, _opens(generation)):
+                return EventStream(AnswerEvents(answer, generation), generation.cancel)
         else:
             outputs = await unless_gone(request.receive, _collect(generation))
             if outputs is not None:
@@ -112,33 +118,40 @@ async def _collect(generation: Generation) -> list[ChoiceOutput]:
     return [output async for output in generation]
 
 
-async def _first_batch(generation: Generation) -> list[ChoiceOutput]:
+async def _opens(generation: Generation) -> bool:
     """The stream opens with the first tokens, so that a refusal by the engine still has its own status.
 
     It opens without any after a while, because from then on it must be kept alive with pings.
     """
-    try:
-        return await asyncio.wait_for(generation.batch(), PING_S)
-    except TimeoutError:
-        return []
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(generation.arrival(), PING_S)
+    return True
 
 
-async def _chunks(answer: Answer, generation: Generation, outputs: list[ChoiceOutput]) -> AsyncIterator[bytes]:
-    """Events of a stream; those that came together go out together."""
-    while True:
-        events = []
-        for output in outputs:
-            answer.count(output)
-            chunk = answer.chunk(output)
-            if chunk is not None:
-                events.append(event(chunk))
-        if events:
-            yield b"".join(events)
-        outputs = await generation.batch()
-        if not outputs:
-            break
-    if answer.options.include_usage:
-        yield event(answer.usage_chunk())
+class AnswerEvents:
+    """The events of a streamed answer, as its generation yields outputs."""
+
+    def __init__(self, answer: Answer, generation: Generation) -> None:
+        self._answer = answer
+        self._generation = generation
+
+    def listen(self, on_news: Callable[[], None]) -> None:
+        """Call `on_news` when outputs came."""
+        self._generation.listen(on_news)
+
+    def take(self) -> bytes:
+        """Events of the outputs that came since the last call."""
+        return b"".join([self._answer.event(output) for output in self._generation.take()])
+
+    @property
+    def are_over(self) -> bool:
+        """Has everything ended, well or not?"""
+        return self._generation.is_over
+
+    def tail(self) -> bytes:
+        """The usage, if asked for. Raises what failed."""
+        self._generation.check()
+        return event(self._answer.usage_chunk()) if self._answer.options.include_usage else b""
 
 
 def _whole(answer: Answer, outputs: Sequence[ChoiceOutput]) -> Response:

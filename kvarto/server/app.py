@@ -18,7 +18,7 @@ from kvarto.server.chat import create_chat_completion
 from kvarto.server.completions import create_completion
 from kvarto.server.errors import install_handlers
 from kvarto.server.metrics import CONTENT_TYPE, exposition
-from kvarto.server.middleware import Counted, Keys, RequestId, RootPath
+from kvarto.server.middleware import Counted, DirectBody, Keys, RequestId, RootPath
 from kvarto.server.protocol import (
     ChatCompletion,
     ChatRequest,
@@ -57,7 +57,7 @@ def build_app(service: Service) -> ASGIApp:
             app, allow_origins=service.config.allowed_origins, allow_methods=["*"], allow_headers=["*"]
         )
     app = Counted(app, service.metrics.http_answered, paths, _MODEL_PREFIX)
-    return RequestId(app, package_version())
+    return DirectBody(RequestId(app, package_version()))
 
 
 def _add_api(api: FastAPI, service: Service) -> None:

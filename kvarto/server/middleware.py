@@ -18,7 +18,22 @@ from kvarto.server.errors import Unauthorized, error_response
 
 OPEN_PATHS = frozenset({"/health", "/livez", "/readyz", "/ping", "/metrics"})
 """Paths that need no key: probes and scrapes have none. Everything else is closed, routes that do not exist too."""
+SEND_CHUNK = "kvarto.send_chunk"
+"""Key of the server's `send` in the scope."""
 _SAFE_ID = re.compile(r"[A-Za-z0-9._:\-]{1,128}")
+
+
+class DirectBody:
+    """Lets chunks of a stream go straight to the server. Stands outside of all others: they see the head of each answer
+    and its end, but in between a chunk would pass half a dozen coroutines of which none looks at it.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Put the server's own `send` into the scope."""
+        await self._app({**scope, SEND_CHUNK: send}, receive, send)
 
 
 class RequestId:

@@ -6,13 +6,19 @@ import asyncio
 import json
 import os
 import signal
+import socket
 from collections.abc import Coroutine
 from typing import Any
 
 import pytest
+from starlette.types import Message, Receive, Scope, Send
 
 from kvarto.engine.config import FaultPlan
-from kvarto.server import event_stream
+from kvarto.engine.outputs import ChoiceOutput
+from kvarto.server import event_stream, outlet
+from kvarto.server.completions import CompletionAnswer
+from kvarto.server.middleware import RequestId
+from kvarto.server.protocol import Completion
 from tests.server.running import Running, running
 from tests.server.test_api import text_of
 
@@ -133,3 +139,95 @@ async def test_stream_headers() -> None:
         assert response.headers["cache-control"] == "no-cache"
         assert response.headers["x-accel-buffering"] == "no"
         assert "content-length" not in response.headers
+
+
+async def test_a_reader_who_pauses_waits_alone_and_misses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More than the sockets between hold; meanwhile others are served, and their reader's pace is theirs."""
+    num_waits = 0
+
+    def waiting(*arguments: Any) -> Any:
+        nonlocal num_waits
+        num_waits += 1
+        return rest(*arguments)
+
+    rest = outlet._rest
+    monkeypatch.setattr(outlet, "_rest", waiting)
+    async with running() as server:
+        body = {"prompt": [5], "seed": 7, "n": 16, "max_tokens": 4000, "stream": True}
+        reader, writer = await paused_stream(server, body)
+        async with asyncio.timeout(60):
+            while not num_waits:
+                await asyncio.sleep(0.01)
+            neighbour = await server.events("/v1/completions", {"prompt": [6], "seed": 7, "max_tokens": 20})
+            assert neighbour[-1] == "[DONE]"
+            texts = [""] * 16
+            while (line := await reader.readline()) != b"data: [DONE]\n":
+                if line.startswith(b"data: {"):
+                    choice = json.loads(line[6:])["choices"][0]
+                    texts[choice["index"]] += choice["text"]
+        assert texts == [text_of([5], 4000, choice=choice) for choice in range(16)]
+        writer.close()
+        await idle(server)
+
+
+async def test_a_reader_who_leaves_while_the_server_waits_for_it_frees_everything() -> None:
+    async with running() as server:
+        _, writer = await paused_stream(server, {"prompt": [5], "n": 16, "max_tokens": 4000, "stream": True})
+        await asyncio.sleep(0.3)
+        writer.close()
+        await idle(server)
+
+
+async def paused_stream(server: Running, body: dict[str, Any]) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A stream that was asked for, over a socket that takes little, and of which nothing is read yet."""
+    connection = socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    connection.setblocking(False)
+    host, port = server.url.removeprefix("http://").split(":")
+    await asyncio.get_running_loop().sock_connect(connection, (host, int(port)))
+    reader, writer = await asyncio.open_connection(sock=connection, limit=1 << 16)
+    content = json.dumps(body).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(content)}\r\nConnection: close\r\n\r\n"
+    writer.write(head.encode() + content)
+    return reader, writer
+
+
+async def test_what_no_one_expected_ends_its_own_stream_with_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def chunk(answer: CompletionAnswer, output: ChoiceOutput) -> Completion | None:
+        if answer.usage().completion_tokens > 3 and output.logprobs is not None:
+            raise ZeroDivisionError("a secret")
+        return encode(answer, output)
+
+    encode = CompletionAnswer.chunk
+    monkeypatch.setattr(CompletionAnswer, "chunk", chunk)
+    async with running("fake?step_s=0.002") as server:
+        body = {"prompt": [5], "seed": 7, "max_tokens": 20}
+        broken, whole = await asyncio.gather(
+            server.events("/v1/completions", {**body, "logprobs": 1}), server.events("/v1/completions", body)
+        )
+        assert len(broken) == 4
+        assert json.loads(broken[-1])["error"]["code"] == "internal_error"
+        assert "secret" not in broken[-1]
+        assert whole[-1] == "[DONE]"
+        assert len(whole) == 21
+        await idle(server)
+
+
+async def test_head_and_end_of_a_stream_pass_the_middlewares() -> None:
+    """Its chunks do not, and nobody needs them to."""
+    seen: list[tuple[str, bool]] = []
+
+    class Watching(RequestId):
+        async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+            async def watched(message: Message) -> None:
+                seen.append((message["type"], message.get("more_body", False)))
+                await send(message)
+
+            await super().__call__(scope, receive, watched)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("kvarto.server.app.RequestId", Watching)
+        async with running() as server:
+            events = await server.events("/v1/completions", {"prompt": [5], "seed": 7, "max_tokens": 9})
+    assert len(events) == 10
+    assert seen == [("http.response.start", False), ("http.response.body", False)]
