@@ -35,6 +35,16 @@ class ChoiceOutput(msgspec.Struct, kw_only=True):
     stop_reason: str | int | None = None
     """The stop string or the token that ended it; None for the model's own end of text, and for other reasons."""
 
+    @property
+    def is_plain(self) -> bool:
+        """Is there nothing but text and tokens?"""
+        return (
+            self.finish_reason is None
+            and self.logprobs is None
+            and self.num_cached_tokens is None
+            and self.prompt_logprobs is None
+        )
+
 
 class Choice:
     """One choice while it runs: its tokens so far, its text, and whether it has ended."""

@@ -25,6 +25,7 @@ from kvarto.server.errors import CLIENT_GONE
 from kvarto.server.event_stream import PING_S, EventStream, event, unless_gone
 from kvarto.server.protocol import PromptTokensDetails, SamplingFields, StreamOptions, Usage
 from kvarto.server.service import Service
+from kvarto.server.text_chunk import TextChunk
 
 
 class Answer(ABC):
@@ -34,6 +35,7 @@ class Answer(ABC):
 
     def __init__(self, service: Service, fields: SamplingFields, prompts: Sequence[Sequence[int]]) -> None:
         self.service = service
+        self.n = fields.n or 1
         self.id = f"{self.id_prefix}-{secrets.token_hex(12)}"
         self.created = int(time.time())
         self.model = service.model.name if fields.model is None else fields.model
@@ -41,10 +43,16 @@ class Answer(ABC):
         self._num_prompt_tokens = sum(map(len, prompts))
         self._num_completion_tokens = 0
         self._num_cached_tokens = 0
+        self._text_chunks: dict[int, TextChunk] = {}
+        """By choice, once it has begun."""
 
     @abstractmethod
     def chunk(self, output: ChoiceOutput) -> msgspec.Struct | None:
         """A part of the stream; None when there is nothing to say yet."""
+
+    @abstractmethod
+    def text_chunk(self, index: int, text: str) -> msgspec.Struct | None:
+        """A chunk that says of a choice nothing but new text; None for requests whose chunks always say more."""
 
     @abstractmethod
     def usage_chunk(self) -> msgspec.Struct:
@@ -54,11 +62,29 @@ class Answer(ABC):
     def whole(self, outputs: Sequence[ChoiceOutput]) -> msgspec.Struct:
         """The answer as one object."""
 
+    def index_of(self, output: ChoiceOutput) -> int:
+        """Choice c of prompt p has the index p * n + c."""
+        return output.prompt_index * self.n + output.choice
+
     def event(self, output: ChoiceOutput) -> bytes:
         """An output as it is streamed; nothing when there is nothing to say yet."""
+        index = self.index_of(output)
+        if output.is_plain and index in self._text_chunks:
+            self._num_completion_tokens += len(output.token_ids)
+            return self._text_chunks[index].event(output.text) if output.text else b""
         self.count(output)
         chunk = self.chunk(output)
-        return b"" if chunk is None else event(chunk)
+        if chunk is None:
+            return b""
+        if output.finish_reason is None and index not in self._text_chunks:
+            self._keep_text_chunk(index)
+        return event(chunk)
+
+    def _keep_text_chunk(self, index: int) -> None:
+        """From now on a plain output is encoded by what stands around its text, if that stays the same."""
+        empty = self.text_chunk(index, "")
+        if empty is not None and not self.options.continuous_usage_stats:
+            self._text_chunks[index] = TextChunk(empty)
 
     def count(self, output: ChoiceOutput) -> None:
         """Add an output to the usage."""

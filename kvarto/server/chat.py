@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+import msgspec
 from fastapi import Request
 from starlette.responses import Response
 
@@ -22,6 +23,7 @@ from kvarto.server.protocol import (
     ChatRequest,
     ChunkChoice,
     Delta,
+    Usage,
 )
 from kvarto.server.sampling import sampling_params
 from kvarto.server.service import Service
@@ -35,7 +37,6 @@ class ChatAnswer(Answer):
     def __init__(self, service: Service, body: ChatRequest, prompt: Sequence[int]) -> None:
         super().__init__(service, body, [prompt])
         self._body = body
-        self._n = body.n or 1
         self._begun: set[int] = set()
 
     def chunk(self, output: ChoiceOutput) -> ChatChunk | None:
@@ -53,15 +54,24 @@ class ChatAnswer(Answer):
             finish_reason=output.finish_reason,
             stop_reason=output.stop_reason,
         )
-        return ChatChunk(id=self.id, created=self.created, model=self.model, choices=[choice], usage=self.running_usage)
+        return self._chunk([choice], self.running_usage)
+
+    def text_chunk(self, index: int, text: str) -> ChatChunk | None:
+        """One that has only text."""
+        if self._body.logprobs:
+            return None
+        return self._chunk([ChunkChoice(index=index, delta=Delta(content=text))], self.running_usage)
 
     def usage_chunk(self) -> ChatChunk:
         """Usage and no choices."""
-        return ChatChunk(id=self.id, created=self.created, model=self.model, choices=[], usage=self.usage())
+        return self._chunk([], self.usage())
+
+    def _chunk(self, choices: list[ChunkChoice], usage: Usage | msgspec.UnsetType | None) -> ChatChunk:
+        return ChatChunk(id=self.id, created=self.created, model=self.model, choices=choices, usage=usage)
 
     def whole(self, outputs: Sequence[ChoiceOutput]) -> ChatCompletion:
         """All answers, each joined from its parts."""
-        by_choice: list[list[ChoiceOutput]] = [[] for _ in range(self._n)]
+        by_choice: list[list[ChoiceOutput]] = [[] for _ in range(self.n)]
         for output in outputs:
             by_choice[output.choice].append(output)
         answer = ChatCompletion(

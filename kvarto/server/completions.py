@@ -28,7 +28,7 @@ class _Choice:
 
 
 class CompletionAnswer(Answer):
-    """Texts that continue prompts. Choice c of prompt p has the index p * n + c."""
+    """Texts that continue prompts."""
 
     id_prefix = "cmpl"
 
@@ -36,8 +36,7 @@ class CompletionAnswer(Answer):
         super().__init__(service, body, prompts)
         self._body = body
         self._prompts = prompts
-        self._n = body.n or 1
-        self._choices = [_Choice(service) for _ in range(len(prompts) * self._n)]
+        self._choices = [_Choice(service) for _ in range(len(prompts) * self.n)]
 
     @property
     def _only_echoes(self) -> bool:
@@ -56,6 +55,12 @@ class CompletionAnswer(Answer):
         is_empty = not part.text and part.logprobs is None and part.finish_reason is None
         return None if is_empty else self._completion([part], self.running_usage)
 
+    def text_chunk(self, index: int, text: str) -> Completion | None:
+        """One that has only text."""
+        if self._only_echoes or self._body.logprobs is not None:
+            return None
+        return self._completion([CompletionChoice(index=index, text=text)], self.running_usage)
+
     def usage_chunk(self) -> Completion:
         """Usage and no choices."""
         return self._completion([], self.usage())
@@ -72,7 +77,7 @@ class CompletionAnswer(Answer):
         return Completion(id=self.id, created=self.created, model=self.model, choices=choices, usage=usage)  # type: ignore[arg-type]
 
     def _part(self, output: ChoiceOutput) -> CompletionChoice:
-        index = output.prompt_index * self._n + output.choice
+        index = self.index_of(output)
         choice = self._choices[index]
         text, logprobs = "" if self._only_echoes else output.text, self._logprobs(choice, output)
         part = CompletionChoice(
