@@ -10,13 +10,14 @@ import asyncio
 import signal
 import socket
 import sys
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
 from kvarto.core.errors import EngineDied, EngineError
 from kvarto.engine.config import EngineConfig
-from kvarto.engine.frames import HEADER_BYTES, decode_from_engine, encode_frame, frame_length
+from kvarto.engine.frames import FrameReader, decode_from_engine, encode_frame
 from kvarto.engine.messages import FromEngine, Shutdown, ToEngine
 
 ENGINE_COMMAND = (sys.executable, "-m", "kvarto.engine.process")
@@ -27,15 +28,75 @@ class EngineKilled(EngineDied):
     """The process was ended by a SIGKILL that was not ours."""
 
 
+class _Inbox(asyncio.Protocol):
+    """Cuts what the engine sends into messages, and hands each over as it arrives: no task is woken for it."""
+
+    def __init__(self) -> None:
+        self._frames = FrameReader()
+        self._kept: deque[FromEngine] = deque()
+        self._news = asyncio.Event()
+        self._take: Callable[[FromEngine], None] = self._keep
+        self._ended: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
+
+    async def receive(self) -> FromEngine:
+        """The next message. Raises what ended them, as `follow`."""
+        while not self._kept:
+            if self._ended.done():
+                raise self._ended.result()
+            self._news.clear()
+            await self._news.wait()
+        return self._kept.popleft()
+
+    async def follow(self, take: Callable[[FromEngine], None]) -> Exception:
+        """Call `take` for all further messages; give what ended them: EOFError, EngineDied after nonsense, or what
+        `take` raised.
+        """
+        try:
+            while self._kept:
+                take(self._kept.popleft())
+        except Exception as error:
+            self._end(error)
+        self._take = take
+        return await self._ended
+
+    def data_received(self, data: bytes) -> None:
+        """Called by the event loop."""
+        if self._ended.done():
+            return
+        try:
+            for message in self._messages(data):
+                self._take(message)
+        except Exception as error:
+            self._end(error)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """Called by the event loop."""
+        self._end(EOFError())
+
+    def _messages(self, data: bytes) -> Iterator[FromEngine]:
+        try:
+            for body in self._frames.feed(data):
+                yield decode_from_engine(body)
+        except EngineError as error:
+            raise EngineDied(str(error)) from error
+
+    def _keep(self, message: FromEngine) -> None:
+        self._kept.append(message)
+        self._news.set()
+
+    def _end(self, error: Exception) -> None:
+        if not self._ended.done():
+            self._ended.set_result(error)
+        self._news.set()
+
+
 class EngineChild:
     """A running engine process and our end of the socket pair."""
 
-    def __init__(
-        self, process: asyncio.subprocess.Process, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, inbox: _Inbox, transport: asyncio.Transport) -> None:
         self._process = process
-        self._reader = reader
-        self._writer = writer
+        self._inbox = inbox
+        self._transport = transport
         self._is_killed_by_us = False
 
     @classmethod
@@ -55,8 +116,8 @@ class EngineChild:
             except OSError as error:
                 ours.close()
                 raise EngineDied(f"the engine process could not be started: {error}") from error
-        reader, writer = await asyncio.open_connection(sock=ours)
-        child = cls(process, reader, writer)
+        transport, inbox = await asyncio.get_running_loop().create_connection(_Inbox, sock=ours)
+        child = cls(process, inbox, transport)
         child._write(config)
         return child
 
@@ -68,12 +129,20 @@ class EngineChild:
     async def receive(self) -> FromEngine:
         """The next message. Raises EngineDied, saying how it ended, once the process is gone or talks nonsense."""
         try:
-            length = frame_length(await self._reader.readexactly(HEADER_BYTES))
-            return decode_from_engine(await self._reader.readexactly(length))
-        except (asyncio.IncompleteReadError, ConnectionError):
+            return await self._inbox.receive()
+        except EOFError:
             raise await self._death() from None
-        except EngineError as error:
-            raise EngineDied(str(error)) from error
+
+    async def follow(self, take: Callable[[FromEngine], None]) -> EngineDied:
+        """Call `take` for each further message, as it arrives, until the process is gone or talks nonsense; give its
+        death. Raises what `take` raised, but for an EngineDied, which counts as nonsense.
+        """
+        error = await self._inbox.follow(take)
+        if isinstance(error, EOFError):
+            return await self._death()
+        if isinstance(error, EngineDied):
+            return error
+        raise error
 
     def send(self, message: ToEngine) -> None:
         """Queue a message; a dead engine is noticed by `receive`."""
@@ -93,17 +162,17 @@ class EngineChild:
         except TimeoutError:
             self.kill()
             await self._process.wait()
-        self._writer.close()
+        self._transport.close()
 
     async def reap(self) -> None:
         """After a death: make sure that the process is gone and release the socket."""
         self.kill()
         await self._process.wait()
-        self._writer.close()
+        self._transport.close()
 
     def _write(self, message: msgspec.Struct) -> None:
-        if not self._writer.is_closing():
-            self._writer.write(encode_frame(message))
+        if not self._transport.is_closing():
+            self._transport.write(encode_frame(message))
 
     async def _death(self) -> EngineDied:
         """How the process ended. Its socket may close a moment before it can be reaped."""

@@ -21,6 +21,7 @@ from kvarto.engine.config import EngineConfig
 from kvarto.engine.messages import (
     AdapterAnswer,
     AdapterNames,
+    FromEngine,
     LoadFailed,
     Phase,
     Progress,
@@ -185,7 +186,7 @@ class Supervisor:
         """Follow one engine after the other until this is closed or engines are given up."""
         try:
             while True:
-                death = await self._pump(child)
+                death = await child.follow(self._hear)
                 self._child = None
                 self.state = State.RESTARTING
                 await child.reap()
@@ -200,17 +201,12 @@ class Supervisor:
             logger.exception("the engine's client failed")
             self._give_up(EngineError(f"the engine's client failed: {type(error).__name__}"))
 
-    async def _pump(self, child: EngineChild) -> EngineDied:
-        """Pass messages on until the engine dies; give its death."""
-        try:
-            while True:
-                message = await child.receive()
-                self._heard_s = time.monotonic()
-                if not isinstance(message, StepOut | AdapterAnswer | AdapterNames | Stats):
-                    return EngineDied(f"the engine sent `{type(message).__name__}` while it was serving")
-                self._listener.take(message)
-        except EngineDied as death:
-            return death
+    def _hear(self, message: FromEngine) -> None:
+        """Pass on what an engine says that serves. Raises EngineDied for what none of ours would say."""
+        self._heard_s = time.monotonic()
+        if not isinstance(message, StepOut | AdapterAnswer | AdapterNames | Stats):
+            raise EngineDied(f"the engine sent `{type(message).__name__}` while it was serving")
+        self._listener.take(message)
 
     async def _restart(self) -> tuple[EngineChild, Ready]:
         """A fresh engine, later while engines keep dying. Raises the last error after several failed starts."""
