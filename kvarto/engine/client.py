@@ -30,8 +30,6 @@ from kvarto.engine.detokenizer import TokenBytes
 from kvarto.engine.gate import Gate
 from kvarto.engine.generation import Generation
 from kvarto.engine.messages import (
-    AdapterAnswer,
-    AdapterNames,
     AddRequest,
     Cancel,
     Ready,
@@ -41,7 +39,7 @@ from kvarto.engine.messages import (
     TokensOut,
 )
 from kvarto.engine.open_request import Observer, OpenRequest, RequestTimes
-from kvarto.engine.outputs import RequestOutputs
+from kvarto.engine.outputs import ChoiceOutput, RequestOutputs
 from kvarto.engine.pace import Pace
 from kvarto.engine.stats_feed import StatsFeed
 from kvarto.engine.supervisor import Loading, Said, State, Supervisor
@@ -323,12 +321,12 @@ class EngineClient:
 
     def take(self, message: Said) -> None:
         """The engine said something."""
-        if isinstance(message, Stats):
-            self._stats.take(message)
-        elif isinstance(message, AdapterAnswer | AdapterNames):
-            self.adapters.take(message)
-        else:
+        if isinstance(message, StepOut):
             self._take_step(message)
+        elif isinstance(message, Stats):
+            self._stats.take(message)
+        else:
+            self.adapters.take(message)
 
     def engine_died(self, death: EngineDied) -> None:
         """Find out who did it; all others wait for the next engine."""
@@ -371,12 +369,11 @@ class EngineClient:
     # --- frames -----------------------------------------------------------------------------------------------------
 
     def _take_step(self, step: StepOut) -> None:
+        if len(step.going_on) != len(step.next_token_ids):
+            raise EngineDied(f"the engine sent {len(step.next_token_ids)} tokens of {len(step.going_on)} requests")
         news: list[Generation] = []
         try:
-            for tokens in step.tokens:
-                request = self._by_engine_id.get(tokens.request_id)
-                if request is not None:
-                    self._take_tokens(request, tokens, news)
+            self._take_outputs(step, news)
         finally:
             for generation in news:
                 generation.announce()
@@ -387,16 +384,32 @@ class EngineClient:
                 if isinstance(error, Overloaded):
                     self._observe_refusal(error)
                 self._fail(request, error)
-        self._in_step = step.running or ()
-        for engine_id in self._in_step:
+        self._take_running(step.running or ())
+        self._hand_over()
+
+    def _take_running(self, engine_ids: tuple[str, ...]) -> None:
+        """These are in the step that begins now, often the same as in the one before."""
+        if engine_ids == self._in_step:
+            return
+        self._in_step = engine_ids
+        for engine_id in engine_ids:
             request = self._by_engine_id.get(engine_id)
             if request is not None and request.times.scheduled_s is None:
                 request.times.scheduled_s = self._engine.heard_s
             self._gate.begun(engine_id)
-        self._hand_over()
+
+    def _take_outputs(self, step: StepOut, news: list[Generation]) -> None:
+        """Generations that have something to announce are added to `news`."""
+        for engine_id, token_id in zip(step.going_on, step.next_token_ids, strict=True):
+            request = self._by_engine_id.get(engine_id)
+            if request is not None and (output := request.outputs.feed_next(token_id)) is not None:
+                self._take_output(request, output, news)
+        for tokens in step.tokens:
+            request = self._by_engine_id.get(tokens.request_id)
+            if request is not None:
+                self._take_tokens(request, tokens, news)
 
     def _take_tokens(self, request: OpenRequest, tokens: TokensOut, news: list[Generation]) -> None:
-        """Generations that have something to announce are added to `news`."""
         if not 0 <= tokens.choice < len(request.outputs.choices):
             raise EngineDied(f"the engine sent tokens of choice {tokens.choice} of {request.sampling.n}")
         if tokens.adapter_digest is not None:
@@ -406,18 +419,25 @@ class EngineClient:
             return
         if output.num_cached_tokens is not None:
             request.num_cached_tokens = output.num_cached_tokens
+        self._take_output(request, output, news, has_ended=tokens.finish_reason is not None)
+
+    def _take_output(
+        self, request: OpenRequest, output: ChoiceOutput, news: list[Generation], *, has_ended: bool = False
+    ) -> None:
+        """Pass on an output; `has_ended`: the engine knows that its choice has."""
         self._observe_tokens(request, len(output.token_ids))
         if output.finish_reason == "error":
             self._fail(request, EngineError(ENDED_WITH_ERROR))
             return
         if request.generation.put(output):
             news.append(request.generation)
-        if request.outputs.is_finished:
-            self._end(request, str(output.finish_reason))
-            return
-        if output.finish_reason is not None and tokens.finish_reason is None:  # a stop string, which only we know
-            self._engine.send(Cancel(request.engine_id, tokens.choice))
-        if self._suspects.advanced(request.request_id, request.outputs.num_tokens):
+        if output.finish_reason is not None:
+            if request.outputs.is_finished:
+                self._end(request, output.finish_reason)
+                return
+            if not has_ended:  # a stop string, which only we know
+                self._engine.send(Cancel(request.engine_id, output.choice))
+        if self._suspects and self._suspects.advanced(request.request_id, request.outputs.num_tokens):
             self._rejoin(request)
 
     def _observe_tokens(self, request: OpenRequest, num_tokens: int) -> None:

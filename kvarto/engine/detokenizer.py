@@ -110,13 +110,12 @@ class Detokenizer:
         self._skip_special = skip_special_tokens
         self._min_tokens = min_tokens
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._is_inside_character = False
+        self._has_stops = bool(stop)
         self._scanner = StopScanner(stop, keep_stop=include_stop_str_in_output)
         self.num_tokens = 0
-
-    @property
-    def stop_found(self) -> str | None:
+        self.stop_found: str | None = None
         """The stop string that ended the text."""
-        return self._scanner.found
 
     def feed(self, token_id: int) -> str:
         """Take the next token and give the text that is now certain; "" after a stop string.
@@ -126,10 +125,23 @@ class Detokenizer:
         self.num_tokens += 1
         if self._skip_special and self._tokenizer.is_special(token_id):
             return ""
-        text = self._decoder.decode(self._tokenizer.token_bytes(token_id))
-        return text if self.num_tokens <= self._min_tokens else self._scanner.feed(text)
+        data = self._tokenizer.token_bytes(token_id)
+        is_ascii = data.isascii() and not self._is_inside_character  # most tokens are: a decoder costs more
+        text = data.decode("ascii") if is_ascii else self._decode(data)
+        return self._scan(text) if self._has_stops and self.num_tokens > self._min_tokens else text
 
     def finish(self) -> str:
         """The choice ended: an unfinished character becomes U+FFFD, and text held back is released."""
         rest = self._decoder.decode(b"", final=True)
-        return self._scanner.feed(rest) + self._scanner.flush()
+        return self._scan(rest) + self._scanner.flush()
+
+    def _decode(self, data: bytes) -> str:
+        """The characters that are whole with `data`."""
+        text = self._decoder.decode(data)
+        self._is_inside_character = bool(self._decoder.getstate()[0])
+        return text
+
+    def _scan(self, text: str) -> str:
+        shown = self._scanner.feed(text)
+        self.stop_found = self._scanner.found
+        return shown

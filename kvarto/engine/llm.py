@@ -239,7 +239,7 @@ class _Batch:
             for refused in step.refused:
                 if refused.request_id in self._open:
                     raise error_of(refused)
-            for tokens in step.tokens:
+            for tokens in step.outputs():
                 outputs, result = self._open.get(tokens.request_id, (None, None))
                 if outputs is None or result is None or (output := outputs.feed(tokens)) is None:
                     continue

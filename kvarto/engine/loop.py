@@ -43,7 +43,7 @@ from kvarto.engine.messages import (
     UnloadAdapter,
 )
 from kvarto.engine.request import Request, Status, make_request
-from kvarto.engine.results import collect, end_choice, ends_before_running
+from kvarto.engine.results import Outputs, collect, end_choice, ends_before_running
 from kvarto.engine.scheduler import Scheduler
 from kvarto.engine.validate import MAX_SEED, ModelLimits, resolve_max_tokens, validate_request
 from kvarto.memory.transfers import Transfers
@@ -116,7 +116,7 @@ class EngineLoop:
         """Who was blamed for failed steps since the last one that succeeded."""
         self._num_prompt_tokens = 0
         self._num_generation_tokens = 0
-        self._tokens: list[TokensOut] = []
+        self._outputs = Outputs()
         self._refused: list[Refused] = []
         self._last_sent = clock.now()
         self._progressed_at = clock.now()
@@ -157,7 +157,7 @@ class EngineLoop:
     @property
     def has_work(self) -> bool:
         """A request has not ended, or something is still to be sent."""
-        return bool(self._scheduler.requests or self._tokens or self._refused)
+        return bool(self._scheduler.requests or self._outputs or self._refused)
 
     def _patience_s(self) -> float:
         """How long to wait for a message: not at all while there is something to compute."""
@@ -229,7 +229,7 @@ class EngineLoop:
         for choice in request.choices:
             if (output := ends_before_running(choice)) is not None:
                 self._scheduler.finish(choice)
-                self._tokens.append(output)
+                self._outputs.tokens.append(output)
 
     def _forget(self, message: Cancel) -> None:
         request = self._scheduler.requests.get(message.request_id)
@@ -262,7 +262,7 @@ class EngineLoop:
     def _end_request(self, request: Request, reason: str) -> None:
         for choice in self._scheduler.end_request(request):
             out = TokensOut(request_id=request.request_id, choice=choice.index, token_ids=(), finish_reason=reason)
-            self._tokens.append(out)
+            self._outputs.tokens.append(out)
 
     def _end_failed(self) -> None:
         """Requests whose adapter cannot be had hear why."""
@@ -274,7 +274,7 @@ class EngineLoop:
     def _end_starved(self) -> None:
         for choice in self._scheduler.take_starved():
             log.error("request %s found no page though nothing else ran; it ends", choice.request.request_id)
-            self._tokens.append(end_choice(choice, "error", self._scheduler))
+            self._outputs.tokens.append(end_choice(choice, "error", self._scheduler))
 
     # ---- doing -------------------------------------------------------------------------------------------------
 
@@ -294,8 +294,8 @@ class EngineLoop:
             self._parts.adapters.traffic.note(chunks)
         outputs = collect(chunks, result, self._scheduler)
         self._num_steps += 1
-        self._num_generation_tokens += sum(len(output.token_ids) for output in outputs)
-        self._tokens += outputs
+        self._num_generation_tokens += outputs.num_tokens
+        self._outputs.extend(outputs)
 
     def _recover(self, chunks: list[Chunk], error: Exception) -> None:
         """Nothing of the step was committed, so all on board can be tried again, alone; who fails alone, ends. When two
@@ -337,13 +337,20 @@ class EngineLoop:
     def _report(self, chunks: list[Chunk]) -> None:
         """One frame: what came since the last, and who is on board now."""
         is_due = self._clock.now() - self._last_sent >= HEARTBEAT_S
-        if not (chunks or self._tokens or self._refused or is_due):
+        if not (chunks or self._outputs or self._refused or is_due):
             return
         running = tuple({chunk.choice.request.request_id: None for chunk in chunks}) if chunks else None
         self._channel.send(
-            StepOut(step=self._num_steps, tokens=tuple(self._tokens), refused=tuple(self._refused), running=running)
+            StepOut(
+                step=self._num_steps,
+                going_on=tuple(self._outputs.going_on),
+                next_token_ids=tuple(self._outputs.next_token_ids),
+                tokens=tuple(self._outputs.tokens),
+                refused=tuple(self._refused),
+                running=running,
+            )
         )
-        self._tokens = []
+        self._outputs = Outputs()
         self._refused = []
         self._last_sent = self._clock.now()
 

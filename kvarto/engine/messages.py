@@ -6,6 +6,8 @@ is made by the server and one end is inherited by the child.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import msgspec
 
 from kvarto.core.sampling import SamplingParams
@@ -206,15 +208,26 @@ class AdapterNames(msgspec.Struct, frozen=True, tag="adapter_names"):
     names: tuple[str, ...]
 
 
-class StepOut(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
+class StepOut(msgspec.Struct, frozen=True, kw_only=True, tag="step", omit_defaults=True):
     """All that one step yielded, in one frame. Also the heartbeat: an idle engine sends an empty one each second."""
 
     step: int
     """Steps completed since start."""
+    going_on: tuple[str, ...] = ()
+    """Requests of whose choice 0 there is one new token and nothing else to say: most of them, in most steps."""
+    next_token_ids: tuple[int, ...] = ()
+    """For each of `going_on` its token."""
     tokens: tuple[TokensOut, ...] = ()
+    """All others, and what came after a token of `going_on`."""
     refused: tuple[Refused, ...] = ()
     running: tuple[str, ...] | None = None
     """Ids of the requests in the step that begins now; sent before it runs, so that a death has suspects."""
+
+    def outputs(self) -> Iterator[TokensOut]:
+        """All that is said of choices, in order."""
+        for request_id, token_id in zip(self.going_on, self.next_token_ids, strict=True):
+            yield TokensOut(request_id=request_id, choice=0, token_ids=(token_id,))
+        yield from self.tokens
 
 
 class Stats(msgspec.Struct, frozen=True, kw_only=True, tag="stats"):

@@ -87,6 +87,18 @@ class Choice:
             stop_reason=stop_reason,
         )
 
+    def feed_next(self, token_id: int, prompt_index: int) -> ChoiceOutput:
+        """Take the next token, with which the engine goes on: what `feed` makes of it, for less."""
+        self.token_ids.append(token_id)
+        output = ChoiceOutput(
+            prompt_index=prompt_index, choice=0, text=self._detokenizer.feed(token_id), token_ids=(token_id,)
+        )
+        if self._detokenizer.stop_found is not None:
+            output.text += self._detokenizer.finish()
+            output.finish_reason, output.stop_reason = "stop", self._detokenizer.stop_found
+            self.is_finished = True
+        return output
+
     def _is_hidden_end(self, tokens: TokensOut, position: int) -> bool:
         """Is this the token that ended the choice, and not to be shown?"""
         is_last = position == len(tokens.token_ids)
@@ -140,6 +152,14 @@ class RequestOutputs:
             output.num_cached_tokens = tokens.num_cached_tokens
             self.has_begun = True
         return output
+
+    def feed_next(self, token_id: int) -> ChoiceOutput | None:
+        """Take a token of the first choice of which nothing else is to be said; None when that has ended before."""
+        choice = self.choices[0]
+        if choice.is_finished:
+            return None
+        self.has_begun = True
+        return choice.feed_next(token_id, self.prompt_index)
 
     def resumed(self) -> tuple[ResumedChoice, ...] | None:
         """The choices that still run, with their tokens; None when nothing has begun."""

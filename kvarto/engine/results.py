@@ -6,7 +6,7 @@ KV is neither read again nor cached; all other rows count.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -15,6 +15,29 @@ from kvarto.engine.chunk import Chunk
 from kvarto.engine.messages import TokenLogprobs, TokensOut
 from kvarto.engine.request import Choice
 from kvarto.engine.scheduler import Scheduler
+
+
+@dataclass(slots=True)
+class Outputs:
+    """What clients are to hear; the fields are those of `StepOut`."""
+
+    going_on: list[str] = field(default_factory=list)
+    next_token_ids: list[int] = field(default_factory=list)
+    tokens: list[TokensOut] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self.going_on or self.tokens)
+
+    @property
+    def num_tokens(self) -> int:
+        """New tokens of all choices."""
+        return len(self.next_token_ids) + sum(len(output.token_ids) for output in self.tokens)
+
+    def extend(self, later: Outputs) -> None:
+        """Append what came later."""
+        self.going_on += later.going_on
+        self.next_token_ids += later.next_token_ids
+        self.tokens += later.tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,16 +65,17 @@ class _Drawn:
         return TokenLogprobs(token_id, self.logprobs[row], tuple(top))
 
 
-def collect(chunks: list[Chunk], result: StepResult, scheduler: Scheduler) -> list[TokensOut]:
+def collect(chunks: list[Chunk], result: StepResult, scheduler: Scheduler) -> Outputs:
     """Apply a step to its choices. Rows of `result` are in the order in which the batch asked for them."""
     drawn = _Drawn.of(result)
-    outputs: list[TokensOut] = []
+    collected = Outputs()
+    outputs = collected.tokens
     all_finite = all(drawn.is_finite)
     row = 0
     for chunk in chunks:
         if all_finite and chunk.is_decode:
             scheduler.settle(chunk)
-            _collect_draw(chunk.choice, drawn, row, scheduler, outputs)
+            _collect_draw(chunk.choice, drawn, row, scheduler, collected)
             row += 1
             continue
         num_draws = chunk.num_drawn_rows
@@ -66,7 +90,7 @@ def collect(chunks: list[Chunk], result: StepResult, scheduler: Scheduler) -> li
         else:
             outputs += [end_choice(choice, "error", scheduler) for choice in (chunk.choice, *chunk.forks)]
         row = end
-    return outputs
+    return collected
 
 
 def end_choice(choice: Choice, reason: str, scheduler: Scheduler) -> TokensOut:
@@ -97,12 +121,17 @@ def _collect_prompt_rows(chunk: Chunk, drawn: _Drawn, first_row: int) -> None:
         request.prompt_logprobs.append(drawn.logprobs_of(first_row + row, token_id, num_top))
 
 
-def _collect_draw(choice: Choice, drawn: _Drawn, row: int, scheduler: Scheduler, outputs: list[TokensOut]) -> None:
+def _collect_draw(choice: Choice, drawn: _Drawn, row: int, scheduler: Scheduler, collected: Outputs) -> None:
     """The common case: one choice, one token, no prompt behind it."""
-    choice.append(drawn.token_ids[row])
-    output = _output(choice, drawn, row)
-    outputs.append(output)
-    if output.finish_reason is not None:
+    token_id = drawn.token_ids[row]
+    choice.append(token_id)
+    reason = _finish_reason(choice)
+    if reason is None and choice.has_reported and choice.index == 0 and choice.request.sampling.logprobs is None:
+        collected.going_on.append(choice.request.request_id)
+        collected.next_token_ids.append(token_id)
+        return
+    collected.tokens.append(_output(choice, drawn, row))
+    if reason is not None:
         scheduler.finish(choice)
 
 

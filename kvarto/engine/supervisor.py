@@ -204,7 +204,7 @@ class Supervisor:
     def _hear(self, message: FromEngine) -> None:
         """Pass on what an engine says that serves. Raises EngineDied for what none of ours would say."""
         self._heard_s = time.monotonic()
-        if not isinstance(message, StepOut | AdapterAnswer | AdapterNames | Stats):
+        if not isinstance(message, Said):
             raise EngineDied(f"the engine sent `{type(message).__name__}` while it was serving")
         self._listener.take(message)
 

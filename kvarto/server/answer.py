@@ -165,14 +165,10 @@ class AnswerEvents:
         """Call `on_news` when outputs came."""
         self._generation.listen(on_news)
 
-    def take(self) -> bytes:
-        """Events of the outputs that came since the last call."""
-        return b"".join([self._answer.event(output) for output in self._generation.take()])
-
-    @property
-    def are_over(self) -> bool:
-        """Has everything ended, well or not?"""
-        return self._generation.is_over
+    def take(self) -> tuple[bytes, bool]:
+        """Events of the outputs that came since the last call, and whether everything has ended, well or not."""
+        events = [self._answer.event(output) for output in self._generation.take()]
+        return b"".join(events), self._generation.is_over
 
     def tail(self) -> bytes:
         """The usage, if asked for. Raises what failed."""

@@ -63,12 +63,8 @@ class Events(Protocol):
     def listen(self, on_news: Callable[[], None]) -> None:
         """Call `on_news` from now on when there may be something to take, or nothing more comes."""
 
-    def take(self) -> bytes:
-        """The events that came since the last call, joined."""
-
-    @property
-    def are_over(self) -> bool:
-        """Comes nothing more?"""
+    def take(self) -> tuple[bytes, bool]:
+        """The events that came since the last call, joined, and whether nothing more comes."""
 
     def tail(self) -> bytes:
         """What follows the last of them. Raises the error that ended them early."""
@@ -135,8 +131,8 @@ class EventStream(Response):
         """Events that came, and what ends the stream: [DONE], or an error as an event; None while it goes on."""
         data = b""
         try:
-            data = self._events.take()
-            return data, self._events.tail() + DONE if self._events.are_over else None
+            data, are_over = self._events.take()
+            return data, self._events.tail() + DONE if are_over else None
         except Exception as error:
             if not isinstance(error, KvartoError):
                 logger.error("unexpected error in a stream", exc_info=error)

@@ -21,17 +21,14 @@ class Outlet:
         """`on_free` is called when a chunk has waited and is gone."""
         self._send = send
         self._on_free = on_free
+        self.is_free = True
+        """Does no chunk wait?"""
         self._waiting: asyncio.Future[None] | None = None
         self._error: BaseException | None = None
 
-    @property
-    def is_free(self) -> bool:
-        """Does no chunk wait?"""
-        return self._waiting is None
-
     def write(self, data: bytes) -> None:
         """Send a chunk. Raises what sending it raised, or the one before."""
-        assert self._waiting is None, "a chunk still waits"
+        assert self.is_free, "a chunk still waits"
         if self._error is not None:
             raise self._error
         sending = self._send({"type": "http.response.body", "body": data, "more_body": True}).__await__()
@@ -39,6 +36,7 @@ class Outlet:
             awaited = next(sending)
         except StopIteration:
             return
+        self.is_free = False
         self._waiting = asyncio.ensure_future(_rest(sending, awaited))
         self._waiting.add_done_callback(self._end_of_waiting)
 
@@ -48,8 +46,8 @@ class Outlet:
             self._waiting.cancel()
 
     def _end_of_waiting(self, waiting: asyncio.Future[None]) -> None:
-        self._waiting = None
         if not waiting.cancelled():
+            self.is_free = True
             self._error = waiting.exception()
             self._on_free()
 

@@ -194,9 +194,9 @@ class AdapterEpisode:
                 assert record.is_open, f"{refused} came after the end"
                 record.refused = refused.error
                 self.counts[refused.error] += 1
-        for out in message.tokens:
+        for out in message.outputs():
             self._hear(out)
-        if message.tokens or message.refused:
+        if message.going_on or message.tokens or message.refused:
             self._quiet_rounds = 0
 
     def _hear(self, out: TokensOut) -> None:

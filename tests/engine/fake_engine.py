@@ -192,7 +192,16 @@ class FakeEngine:
         time.sleep(float(self.options.get("step_s", "0")))
         tokens = [token for request in batch for token in self.advance(request)]
         self.num_steps += 1
-        self.send(StepOut(step=self.num_steps, tokens=tuple(tokens)))
+        wordy = ("logprobs", "num_cached_tokens", "finish_reason")
+        plain = [out for out in tokens if out.choice == 0 and not any(getattr(out, name) for name in wordy)]
+        self.send(
+            StepOut(
+                step=self.num_steps,
+                going_on=tuple(out.request_id for out in plain),
+                next_token_ids=tuple(out.token_ids[0] for out in plain),
+                tokens=tuple(out for out in tokens if out not in plain),
+            )
+        )
 
     def misbehave(self, batch: list[AddRequest]) -> None:
         poison = self.config.faults.abort_on_tokens

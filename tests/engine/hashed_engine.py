@@ -196,7 +196,7 @@ class Harness:
         if isinstance(message, StepOut):
             self.refused |= {refused.request_id: refused.error for refused in message.refused}
             self.refusals += message.refused
-            for out in message.tokens:
+            for out in message.outputs():
                 heard = self.heard.setdefault((out.request_id, out.choice), Heard())
                 assert heard.reason is None, f"{out} came after the end"
                 heard.tokens += out.token_ids

@@ -174,9 +174,9 @@ class Episode:
         for refused in message.refused:
             assert self.records[refused.request_id].refused is None
             self.records[refused.request_id].refused = refused.error
-        for tokens in message.tokens:
+        for tokens in message.outputs():
             self._hear(tokens)
-        self._quiet_rounds = 0 if message.tokens or message.refused else self._quiet_rounds
+        self._quiet_rounds = 0 if message.going_on or message.tokens or message.refused else self._quiet_rounds
 
     # ---- the client --------------------------------------------------------------------------------------------
 

@@ -28,6 +28,7 @@ from kvarto.engine.carried_errors import error_from, error_of, refused_by
 from kvarto.engine.client import EngineClient
 from kvarto.engine.config import EngineConfig, FaultPlan
 from kvarto.engine.generation import Generation
+from kvarto.engine.messages import StepOut
 from kvarto.engine.outputs import ChoiceOutput
 from kvarto.engine.supervisor import State
 from tests.engine.fake_engine import EOS, VOCAB_SIZE, token_at
@@ -200,6 +201,15 @@ async def test_a_silent_engine_is_replaced() -> None:
         outputs = await collect(client.submit([(5,)], SamplingParams(seed=1, max_tokens=5)))
         assert token_ids(outputs[0, 0]) == expected((5,), 1, 0, 5)
         assert client.num_restarts == 1
+
+
+async def test_an_engine_that_miscounts_its_tokens_is_not_believed() -> None:
+    async with client_of("fake?step_s=0.01") as client:
+        reader = asyncio.create_task(collect(client.submit([(5,)], SamplingParams(seed=1, max_tokens=9))))
+        await until(lambda: bool(client._in_step))
+        with pytest.raises(EngineDied, match="1 tokens of 2 requests"):
+            client.take(StepOut(step=1, going_on=("a", "b"), next_token_ids=(1,)))
+        assert token_ids((await reader)[0, 0]) == expected((5,), 1, 0, 9)
 
 
 async def test_load_errors_come_as_what_they_are() -> None:

@@ -86,6 +86,8 @@ FROM_ENGINE: list[FromEngine] = [
         step=3,
         tokens=(TokensOut(request_id="a", choice=0, token_ids=(7,), logprobs=(TokenLogprobs(7, -0.5, ((7, -0.5),)),)),),
         running=("a",),
+        going_on=("b", "a"),
+        next_token_ids=(8, 2**31 - 1),
     ),
     Stats(num_running=1, region_bytes={"weights": 5}),
 ]  # fmt: skip
@@ -112,6 +114,16 @@ def test_from_engine_round_trip() -> None:
     assert [decode_from_engine(encode_frame(message)[4:]) for message in FROM_ENGINE] == FROM_ENGINE
     config = EngineConfig(model="m", device_memory=5)
     assert decode_config(encode_frame(config)[4:]) == config
+
+
+def test_a_step_says_its_outputs_in_order() -> None:
+    end = TokensOut(request_id="b", choice=0, token_ids=(), finish_reason="deadline")
+    step = StepOut(step=3, going_on=("b", "a"), next_token_ids=(8, 9), tokens=(end,))
+    assert list(step.outputs()) == [
+        TokensOut(request_id="b", choice=0, token_ids=(8,)),
+        TokensOut(request_id="a", choice=0, token_ids=(9,)),
+        end,
+    ]
 
 
 def test_lengths_beyond_the_limit_are_refused_before_reading() -> None:

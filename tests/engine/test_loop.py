@@ -46,6 +46,22 @@ def test_who_is_on_board_is_said_before_the_step_runs() -> None:
     assert steps[-1] == len(said)
 
 
+def test_of_most_tokens_nothing_is_said_but_what_they_are() -> None:
+    """The first output and the last say more, as do all with log-probabilities and those of further choices."""
+    harness = Harness()
+    plain, wordy = harness.add(10, max_tokens=6), harness.add(10, max_tokens=6, logprobs=1)
+    forked = harness.add(10, max_tokens=6, n=2)
+    harness.run()
+    steps = [frame for frame in harness.frames if isinstance(frame, StepOut)]
+    going_on = [request_id for step in steps for request_id in step.going_on]
+    full = [(out.request_id, out.choice) for step in steps for out in step.tokens]
+    assert [going_on.count(each.request_id) for each in (plain, wordy, forked)] == [4, 0, 4]
+    assert [full.count((each.request_id, 0)) for each in (plain, wordy, forked)] == [2, 6, 2]
+    assert full.count((forked.request_id, 1)) == 6
+    for message in (plain, wordy, forked):
+        harness.check_tokens(message)
+
+
 def test_shutdown_ends_the_loop_at_once() -> None:
     harness = Harness()
     harness.add(10)

@@ -108,7 +108,7 @@ Answers = dict[tuple[str, int], list[tuple[int, object]]]
 
 def gather(answers: Answers, frame: FromEngine) -> None:
     if isinstance(frame, StepOut):
-        for out in frame.tokens:
+        for out in frame.outputs():
             rows = zip(out.token_ids, out.logprobs or (None,) * len(out.token_ids), strict=True)
             answers.setdefault((out.request_id, out.choice), []).extend(rows)
 
