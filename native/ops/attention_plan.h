@@ -54,6 +54,7 @@ public:
           span_tiles_(span_tiles),
           share_tiles_(share_tiles),
           group_size_(op.heads.num_qo_heads / op.heads.num_kv_heads),
+          num_threads_(num_threads),
           order_(reinterpret_cast<int32_t*>(memory)),
           units_(reinterpret_cast<Unit*>(memory + align_up(4 * int64_t{step.num_seqs}, 64))) {
         const int64_t rows_per_item = int64_t{step.num_tokens} * op.heads.num_qo_heads / (4 * num_threads);
@@ -124,6 +125,7 @@ private:
     void make_units() {
         for (int32_t i = 0; i < step_.num_seqs; ++i) {
             const int32_t seq = order_[i], rows = num_rows(seq);
+            if (i == 0 || table(seq)[0] != table(order_[i - 1])[0]) shared_rows_ = rows_together(i);
             if (rows == 0 || join(i)) continue;
             for (int32_t first = 0; first < rows; first += unit_rows_)
                 units_[num_units_++] = unit_of(i, first, std::min(unit_rows_, rows - first));
@@ -142,12 +144,29 @@ private:
         return {place, 1, first_row, rows, first_tile, end_tile, end_tile, 0, 0, 1};
     }
 
+    // Rows of a unit, at most, of the sequences from `place` on that begin with the same page: so many blocks of sixteen
+    // that the thread with most to do has least.
+    int32_t rows_together(int32_t place) const {
+        const int32_t first_page = table(order_[place])[0];
+        int64_t rows = 0;
+        for (; place < step_.num_seqs && table(order_[place])[0] == first_page; ++place)
+            if (num_rows(order_[place]) <= kUnitRows) rows += num_rows(order_[place]);
+        int32_t best = kLeastUnitRows;
+        const auto time = [&](int32_t most) {
+            const int64_t items = (rows + most - 1) / most * num_heads();
+            return (items + num_threads_ - 1) / num_threads_ * tile_cost(most);
+        };
+        for (int32_t most = 2 * kLeastUnitRows; most <= kUnitRows; most += kLeastUnitRows)
+            if (time(most) < time(best)) best = most;
+        return best;
+    }
+
     // Adds the sequence to the last unit where they share enough.
     bool join(int32_t place) {
         if (num_units_ == 0) return false;
         Unit& last = units_[num_units_ - 1];
         const int32_t seq = order_[place], before = order_[place - 1], rows = num_rows(seq);
-        if (last.first_seq + last.num_seqs != place || last.num_rows + rows > unit_rows_) return false;
+        if (last.first_seq + last.num_seqs != place || last.num_rows + rows > shared_rows_) return false;
         if (last.num_seqs == 1 && last.num_rows != num_rows(before)) return false;  // a piece of a sequence
         const Unit own = unit_of(place, 0, rows);
         if (last.first_tile != 0 || own.first_tile != 0) return false;
@@ -170,7 +189,8 @@ private:
     }
 
     // Reading a tile costs about as much as sixteen rows that meet it.
-    static int64_t cost(const Unit& unit) { return int64_t{unit.end_tile - unit.first_tile} * (16 + unit.num_rows); }
+    static int64_t tile_cost(int32_t num_rows) { return 16 + num_rows; }
+    static int64_t cost(const Unit& unit) { return int64_t{unit.end_tile - unit.first_tile} * tile_cost(unit.num_rows); }
 
     // Few rows take all heads of a stretch, which lie side by side in a page: what the machine fetches ahead is used.
     int32_t heads_together(const Unit& unit) const { return unit.num_rows <= kFewRows ? num_heads() : 1; }
@@ -210,8 +230,8 @@ private:
 
     const AttentionOp& op_;
     const StepView& step_;
-    const int32_t span_tiles_, share_tiles_, group_size_;
-    int32_t unit_rows_ = kUnitRows, num_units_ = 0;
+    const int32_t span_tiles_, share_tiles_, group_size_, num_threads_;
+    int32_t unit_rows_ = kUnitRows, shared_rows_ = kUnitRows, num_units_ = 0;
     int64_t num_items_ = 0;
     bool has_partials_ = false;
     int32_t* order_;
