@@ -7,25 +7,35 @@
 
 namespace kvarto::KVARTO_ISA {
 
+// A tile of one head of a sequence.
+struct TilePlace {
+    const int32_t* table = nullptr;
+    int32_t context = 0, head = 0, tile = 0;
+
+    bool operator==(const TilePlace&) const = default;
+};
+
 // One plane of one head. Null where there is no key: behind the context's end, or where no page is kept.
 struct TileTokens {
     const std::byte* token[kTileKeys];
     const float* scale[kTileKeys];  // of int8 only
     bool is_whole = true;           // all 64 are there
+    int32_t end_key = 0;            // behind the last that is there
 
     TileTokens(const LayerPages& pages, const int32_t* table, int32_t context, int32_t tile, int32_t head,
                Plane which) {
         const int32_t first = tile * kTileKeys, end = std::min(first + kTileKeys, context);
-        int32_t key = first;
+        const int32_t* next_page = table + first / pages.page_size;
+        int32_t key = first, offset = first % pages.page_size;
         while (key < end) {
-            const int32_t offset = key % pages.page_size, page = table[key / pages.page_size];
-            const int32_t run = std::min(pages.page_size - offset, end - key);
+            const int32_t run = std::min(pages.page_size - offset, end - key), page = *next_page++;
             if (page >= 0)
                 add_run(pages, pages.plane(page, head, which), offset, key - first, run);
             else
                 leave_out(key - first, run);
-            key += run;
+            key += run, offset = 0;
         }
+        end_key = key - first;
         if (key < first + kTileKeys) leave_out(key - first, first + kTileKeys - key);
     }
 
@@ -43,6 +53,10 @@ private:
 
 struct KVTile {
     TileTokens keys, values;
+
+    KVTile(const LayerPages& pages, const TilePlace& place)
+        : keys(pages, place.table, place.context, place.tile, place.head, Plane::kKey),
+          values(pages, place.table, place.context, place.tile, place.head, Plane::kValue) {}
 };
 
 // Asks for the tokens of a tile one by one, keys first.

@@ -13,6 +13,7 @@
 
 #include <limits>
 #include <optional>
+#include <utility>
 
 #include "ops/attention_lanes.h"
 #include "ops/lanes.h"
@@ -45,7 +46,7 @@ public:
 
     // What comes after the tiles that are attended to next.
     void ask_for(const int32_t* table, int32_t context, int32_t first_tile, int32_t end_tile, int32_t kv_head, int32_t) {
-        if (first_tile < end_tile) coming_ = tile_of(table, context, kv_head, first_tile);
+        if (first_tile < end_tile) coming_ = {table, context, kv_head, first_tile};
     }
 
     // Rows that will attend to tiles before `end_tile`.
@@ -67,21 +68,19 @@ public:
                 int32_t kv_head, int32_t first_tile, int32_t end_tile, Sums& sums) {
         if (first_tile >= end_tile) return;
         const int32_t first_single = first_row + num_in_lanes(first_row, end_row);
-        KVTile here = tile_of(table, context, kv_head, first_tile);
+        const KVTile* here = &tile_at({table, context, kv_head, first_tile});
         for (int32_t tile = first_tile; tile < end_tile; ++tile) {
-            std::optional<KVTile> next;
-            if (tile + 1 < end_tile)
-                next = tile_of(table, context, kv_head, tile + 1);
-            else
-                next.swap(coming_);
-            ahead_ = next ? Ahead(*next, pages_.token_bytes) : Ahead();
-            lay_out(here, first_row < first_single, first_single < end_row);
+            const bool is_last = tile + 1 == end_tile;
+            const TilePlace next_place = is_last ? std::exchange(coming_, {}) : TilePlace{table, context, kv_head, tile + 1};
+            const KVTile* next = next_place.table != nullptr ? &tile_at(next_place) : nullptr;
+            ahead_ = next != nullptr ? Ahead(*next, pages_.token_bytes) : Ahead();
+            lay_out(*here, first_row < first_single, first_single < end_row);
             for (int32_t r = first_row; r < first_single; r += kMostLaneRows)
                 lanes_.add_tile(rows, r, std::min(kMostLaneRows, first_single - r), tile * kTileKeys, keys_, values_,
                                 width_, sums, ahead_);
             for (int32_t r = first_single; r < end_row; r += kBlockRows)
                 add_tile(rows, r, std::min(kBlockRows, end_row - r), tile * kTileKeys, sums);
-            if (next) here = *next;
+            here = next;
         }
     }
 
@@ -91,8 +90,11 @@ public:
 private:
     static constexpr int32_t kTogether = Numbers::kTogether;
 
-    KVTile tile_of(const int32_t* table, int32_t context, int32_t kv_head, int32_t tile) const {
-        return {{pages_, table, context, tile, kv_head, Plane::kKey}, {pages_, table, context, tile, kv_head, Plane::kValue}};
+    // Kept until the one after the next.
+    const KVTile& tile_at(const TilePlace& place) {
+        if (place == last_place_) return *tiles_[last_];
+        last_place_ = place, last_ = 1 - last_;
+        return tiles_[last_].emplace(pages_, place);
     }
 
     // How many of the rows go by sixteen. Blocks of those begin where the unit's do.
@@ -124,8 +126,9 @@ private:
     }
 
     template <KVType kType> void turn_keys(const KVTile& tile) {
-        for (int32_t key = 0; key < kTileKeys; key += 16) {
-            for (int j = 0; j < 8; ++j) ahead_.ask();
+        const int32_t num_asks = 8 * kTileKeys / std::max(tile.keys.end_key, 16);
+        for (int32_t key = 0; key < tile.keys.end_key; key += 16) {
+            for (int32_t j = 0; j < num_asks; ++j) ahead_.ask();
             for (int32_t i = 0; i < num_items_; i += 16) {
                 F32x16 block[16];
                 for (int j = 0; j < 16; ++j)
@@ -138,8 +141,9 @@ private:
 
     template <KVType kType> void lay_out_values(const KVTile& tile) {
         constexpr int32_t kDims = 16 * kTogether;  // of a vector of items
-        for (int32_t key = 0; key < kTileKeys; key += kTogether) {
-            ahead_.ask();
+        const int32_t num_asks = kTileKeys / std::max(tile.values.end_key, 1);
+        for (int32_t key = 0; key < tile.values.end_key; key += kTogether) {
+            for (int32_t j = 0; j < num_asks; ++j) ahead_.ask();
             float* out = values_ + key / kTogether * width_;
             for (int32_t i = 0; i < width_; i += kDims)
                 Numbers::template lay_out_values<kType>(tile.values, key, i, dim_, out + i);
@@ -209,7 +213,9 @@ private:
     const Factor factor_{};
     float *queries_, *keys_, *turned_keys_, *values_, *scores_;
     LaneRows<Numbers> lanes_;
-    std::optional<KVTile> coming_;
+    TilePlace coming_, last_place_;
+    std::optional<KVTile> tiles_[2];
+    int last_ = 0;  // of them
     Ahead ahead_;
 };
 
