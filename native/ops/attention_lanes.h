@@ -17,14 +17,19 @@
 
 namespace kvarto::KVARTO_ISA {
 
-// Sums under way at once: of that many keys for sixteen rows, or of half as many for thirty-two, which broadcast half as
-// many items for as many products.
+// Sums under way at once: of that many keys for one block of sixteen rows, or of half as many for more blocks, which
+// broadcast fewer items for each product.
 #if defined(__AVX512F__)
-inline constexpr int32_t kLaneKeys = 16, kMostBlocks = 2;
+inline constexpr int32_t kLaneKeys = 16, kMostBlocks = 3;
 #else
 inline constexpr int32_t kLaneKeys = 4, kMostBlocks = 1;
 #endif
 inline constexpr int32_t kMostLaneRows = kMostBlocks * kLaneRows;
+
+// Of so many, those that go first: two blocks and two are better than three and one.
+constexpr int32_t lane_rows_together(int32_t num_rows) {
+    return kMostBlocks == 3 && num_rows > kMostLaneRows ? 2 * kLaneRows : std::min(num_rows, kMostLaneRows);
+}
 
 template <class Numbers> class LaneRows {
 public:
@@ -78,8 +83,10 @@ private:
     };
 
     void multiply_keys(const float* queries, const float* keys, int32_t from, int32_t to, int32_t num_rows, Ahead& ahead) {
-        if constexpr (kMostBlocks == 2)
+        if constexpr (kMostBlocks == 3) {
+            if (num_rows > 2 * kLaneRows) return multiply_keys<3>(queries, keys, from, to, ahead);
             if (num_rows > kLaneRows) return multiply_keys<2>(queries, keys, from, to, ahead);
+        }
         multiply_keys<1>(queries, keys, from, to, ahead);
     }
 
@@ -97,7 +104,7 @@ private:
 
     template <int kBlocks, class Stride>
     void multiply_keys(const float* queries, const float* keys, int32_t from, int32_t to, Ahead& ahead, Stride stride) {
-        constexpr int kKeys = kLaneKeys / kBlocks;
+        constexpr int kKeys = kBlocks == 1 ? kLaneKeys : kLaneKeys / 2;
         const int32_t num_used = Numbers::num_used_items(op_.heads.head_dim);
         const int32_t block_items = kLaneRows * stride;
         for (int32_t key = from; key < to; key += kKeys) {

@@ -35,8 +35,8 @@ constexpr int64_t partial_floats(const HeadShape& heads) { return padded_dim(hea
 constexpr int64_t thread_bytes(const HeadShape& heads) {
     const int64_t dim = padded_dim(heads);
     const int64_t queries = kUnitRows * dim * 4, sums = 2 * kUnitRows * (dim + 2) * 4;
-    // Queries by lanes; keys twice and values; scores of two blocks of sixteen rows, weights of one, and a few rows' scores.
-    const int64_t exact = kUnitRows * dim * 4 + 3 * kTileKeys * dim * 4 + (2 + 1 + 1) * 16 * kTileKeys * 4;
+    // Queries by lanes; keys twice and values; scores of three blocks of sixteen rows, weights of one; scores of a few rows.
+    const int64_t exact = kUnitRows * dim * 4 + 3 * kTileKeys * dim * 4 + (3 + 1 + 1) * 16 * kTileKeys * 4;
     const int64_t fast = kLeastSpanTiles * kTileKeys * (2 * dim * 2 + 32 * (4 + 2)) + 16 * dim * 4;
     return align_up(queries + sums + std::max(exact, fast), 64) + 4096;  // small pieces and their alignment
 }

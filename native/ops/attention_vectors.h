@@ -75,9 +75,10 @@ public:
             const KVTile* next = next_place.table != nullptr ? &tile_at(next_place) : nullptr;
             ahead_ = next != nullptr ? Ahead(*next, pages_.token_bytes) : Ahead();
             lay_out(*here, first_row < first_single, first_single < end_row);
-            for (int32_t r = first_row; r < first_single; r += kMostLaneRows)
-                lanes_.add_tile(rows, r, std::min(kMostLaneRows, first_single - r), tile * kTileKeys, keys_, values_,
-                                width_, sums, ahead_);
+            for (int32_t r = first_row, num = 0; r < first_single; r += num) {
+                num = lane_rows_together(first_single - r);
+                lanes_.add_tile(rows, r, num, tile * kTileKeys, keys_, values_, width_, sums, ahead_);
+            }
             for (int32_t r = first_single; r < end_row; r += kBlockRows)
                 add_tile(rows, r, std::min(kBlockRows, end_row - r), tile * kTileKeys, sums);
             here = next;
