@@ -8,6 +8,7 @@ namespace kvarto::KVARTO_ISA {
 
 struct ExactNumbers {
     static constexpr int32_t kTogether = 1;    // elements of an item
+    static constexpr KVType kItemType = KVType::kF32;  // whose elements make items as they lie
     static constexpr float kScoreUnit = 1.0F;  // what scores are multiplied with before the exponential
     using Factor = ExactFactor;
 

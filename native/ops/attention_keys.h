@@ -39,6 +39,12 @@ struct TileTokens {
         if (key < first + kTileKeys) leave_out(key - first, first + kTileKeys - key);
     }
 
+    // Without gaps, and all there.
+    bool are_together(int32_t first, int32_t count, int64_t token_bytes) const {
+        const std::byte* last = token[first + count - 1];
+        return token[first] != nullptr && last != nullptr && last - token[first] == (count - 1) * token_bytes;
+    }
+
 private:
     void leave_out(int32_t first, int32_t run) {
         std::fill_n(token + first, run, nullptr);

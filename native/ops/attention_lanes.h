@@ -31,6 +31,11 @@ constexpr int32_t lane_rows_together(int32_t num_rows) {
     return kMostBlocks == 3 && num_rows > kMostLaneRows ? 2 * kLaneRows : std::min(num_rows, kMostLaneRows);
 }
 
+// The keys of a tile, sixteen by sixteen: [16][num_items] each.
+struct LaneKeys {
+    const float* sixteen[kTileKeys / 16];
+};
+
 template <class Numbers> class LaneRows {
 public:
     LaneRows(const AttentionOp& op, Memory& memory)
@@ -52,8 +57,8 @@ public:
             }
     }
 
-    // Adds a tile to the sums of rows [first, first + num_rows), kMostLaneRows at most. `keys`: [key][num_items]
-    void add_tile(const UnitRows& rows, int32_t first, int32_t num_rows, int32_t first_key, const float* keys,
+    // Adds a tile to the sums of rows [first, first + num_rows), kMostLaneRows at most.
+    void add_tile(const UnitRows& rows, int32_t first, int32_t num_rows, int32_t first_key, const LaneKeys& keys,
                   const float* values, int64_t width, Sums& sums, Ahead& ahead) {
         const Seen seen(rows, first, num_rows, first_key);
         if (seen.begin >= seen.end) return;
@@ -82,7 +87,8 @@ private:
         }
     };
 
-    void multiply_keys(const float* queries, const float* keys, int32_t from, int32_t to, int32_t num_rows, Ahead& ahead) {
+    void multiply_keys(const float* queries, const LaneKeys& keys, int32_t from, int32_t to, int32_t num_rows,
+                       Ahead& ahead) {
         if constexpr (kMostBlocks == 3) {
             if (num_rows > 2 * kLaneRows) return multiply_keys<3>(queries, keys, from, to, ahead);
             if (num_rows > kLaneRows) return multiply_keys<2>(queries, keys, from, to, ahead);
@@ -93,7 +99,7 @@ private:
     // With the distance of keys as a constant where it is one of the usual: sixteen of them would else take as many
     // registers for their addresses.
     template <int kBlocks>
-    void multiply_keys(const float* queries, const float* keys, int32_t from, int32_t to, Ahead& ahead) {
+    void multiply_keys(const float* queries, const LaneKeys& keys, int32_t from, int32_t to, Ahead& ahead) {
         switch (num_items_) {
             case 32: return multiply_keys<kBlocks>(queries, keys, from, to, ahead, std::integral_constant<int32_t, 32>());
             case 64: return multiply_keys<kBlocks>(queries, keys, from, to, ahead, std::integral_constant<int32_t, 64>());
@@ -103,12 +109,12 @@ private:
     }
 
     template <int kBlocks, class Stride>
-    void multiply_keys(const float* queries, const float* keys, int32_t from, int32_t to, Ahead& ahead, Stride stride) {
+    void multiply_keys(const float* queries, const LaneKeys& keys, int32_t from, int32_t to, Ahead& ahead, Stride stride) {
         constexpr int kKeys = kBlocks == 1 ? kLaneKeys : kLaneKeys / 2;
         const int32_t num_used = Numbers::num_used_items(op_.heads.head_dim);
         const int32_t block_items = kLaneRows * stride;
         for (int32_t key = from; key < to; key += kKeys) {
-            const float* some = keys + key * stride;
+            const float* some = keys.sixteen[key / 16] + key % 16 * stride;
             F32x16 sums[kBlocks][kKeys];
             for (int b = 0; b < kBlocks; ++b)
 #pragma GCC unroll 16

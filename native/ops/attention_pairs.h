@@ -12,6 +12,7 @@ namespace kvarto::KVARTO_ISA {
 
 struct PairNumbers {
     static constexpr int32_t kTogether = 2;
+    static constexpr KVType kItemType = KVType::kBF16;
     static constexpr float kScoreUnit = 1.44269504F;  // log2(e)
     using Factor = FastFactor;
 

@@ -2,9 +2,9 @@
 // float32, or in pairs of bfloat16: `Numbers` is ExactNumbers or PairNumbers, which say what an item of four bytes is.
 //
 // A tile is laid out once for all rows of a unit: values [item of keys][dim], keys turned over, [item of dims][key], for
-// few rows, and as they lie for rows that go by sixteen (attention_lanes.h). Scores and weighted sums are small products,
-// C += A B: each element one chain over ascending dims or keys, the same in both ways. A key that a row does not see has
-// weight 0, which changes nothing.
+// few rows, and as they lie, in their pages where that will do, for rows that go by sixteen (attention_lanes.h). Scores
+// and weighted sums are small products, C += A B: each element one chain over ascending dims or keys, the same in both
+// ways. A key that a row does not see has weight 0, which changes nothing.
 //
 // Cost: 2 * 64 * dim multiply-adds per row and tile, bound by their rate; for few rows 64 shuffles per 256 items to
 // turn the keys over, about what it takes to read them from memory. So the next tile is asked for all along, a token at a
@@ -77,7 +77,7 @@ public:
             lay_out(*here, first_row < first_single, first_single < end_row);
             for (int32_t r = first_row, num = 0; r < first_single; r += num) {
                 num = lane_rows_together(first_single - r);
-                lanes_.add_tile(rows, r, num, tile * kTileKeys, keys_, values_, width_, sums, ahead_);
+                lanes_.add_tile(rows, r, num, tile * kTileKeys, lane_keys_, values_, width_, sums, ahead_);
             }
             for (int32_t r = first_single; r < end_row; r += kBlockRows)
                 add_tile(rows, r, std::min(kBlockRows, end_row - r), tile * kTileKeys, sums);
@@ -115,13 +115,24 @@ private:
     }
 
     template <KVType kType> void lay_out_as(const KVTile& tile, bool as_they_lie, bool turned) {
-        if (as_they_lie) copy_keys<kType>(tile);
+        if (as_they_lie) find_keys<kType>(tile);
         if (turned) turn_keys<kType>(tile);
         lay_out_values<kType>(tile);
     }
 
-    template <KVType kType> void copy_keys(const KVTile& tile) {
-        for (int32_t key = 0; key < kTileKeys; ++key)
+    // Those that follow each other as items already stay where they are.
+    template <KVType kType> void find_keys(const KVTile& tile) {
+        const bool are_items = kType == Numbers::kItemType && dim_ == num_items_ * kTogether;
+        for (int32_t key = 0; key < kTileKeys; key += 16) {
+            const bool stay = are_items && tile.keys.are_together(key, 16, pages_.token_bytes);
+            if (!stay) copy_keys<kType>(tile, key);
+            lane_keys_.sixteen[key / 16] =
+                stay ? reinterpret_cast<const float*>(tile.keys.token[key]) : keys_ + key * num_items_;
+        }
+    }
+
+    template <KVType kType> void copy_keys(const KVTile& tile, int32_t first) {
+        for (int32_t key = first; key < first + 16; ++key)
             for (int32_t i = 0; i < num_items_; i += 16)
                 Numbers::template load<kType>(tile.keys, key, i * kTogether, dim_).store(keys_ + key * num_items_ + i);
     }
@@ -214,6 +225,7 @@ private:
     const Factor factor_{};
     float *queries_, *keys_, *turned_keys_, *values_, *scores_;
     LaneRows<Numbers> lanes_;
+    LaneKeys lane_keys_;
     TilePlace coming_, last_place_;
     std::optional<KVTile> tiles_[2];
     int last_ = 0;  // of them
