@@ -281,23 +281,22 @@ class EngineClient:
             except EngineError as error:
                 self._fail(request, error)
 
-    def _withdraw(self, request: OpenRequest) -> None:
-        """Make the engine forget the request; its late frames then belong to nobody."""
-        if self._by_engine_id.pop(request.engine_id, None) is not None and self._gate.leave(request.engine_id):
+    def _withdraw(self, request: OpenRequest, *, has_ended: bool = False) -> None:
+        """Make the engine forget the request, if it has not ended there; late frames then belong to nobody."""
+        if self._by_engine_id.pop(request.engine_id, None) is None:
+            return
+        if self._gate.leave(request.engine_id) and not has_ended:
             self._engine.send(Cancel(request.engine_id))
 
     def _cancel(self, requests: Sequence[OpenRequest]) -> None:
         for request in requests:
             self._end(request, "abort")
 
-    def _end(self, request: OpenRequest, reason: str) -> None:
-        """Forget a request, once; later calls do nothing.
-
-        The engine is told also after it finished, for a choice that a stop string ended goes on there.
-        """
+    def _end(self, request: OpenRequest, reason: str, *, has_ended: bool = False) -> None:
+        """Forget a request, once; later calls do nothing. `has_ended`: the engine knows, and need not wake for it."""
         if self._open.pop(request.request_id, None) is None:
             return
-        self._withdraw(request)
+        self._withdraw(request, has_ended=has_ended)
         self._suspects.forget(request.request_id)
         now_s = time.monotonic()
         self._pace.note_end(now_s)
@@ -424,7 +423,7 @@ class EngineClient:
     def _take_output(
         self, request: OpenRequest, output: ChoiceOutput, news: list[Generation], *, has_ended: bool = False
     ) -> None:
-        """Pass on an output; `has_ended`: the engine knows that its choice has."""
+        """Pass on an output; `has_ended`: the engine knows that its choice has, as it was told of all before it."""
         self._observe_tokens(request, len(output.token_ids))
         if output.finish_reason == "error":
             self._fail(request, EngineError(ENDED_WITH_ERROR))
@@ -433,7 +432,7 @@ class EngineClient:
             news.append(request.generation)
         if output.finish_reason is not None:
             if request.outputs.is_finished:
-                self._end(request, output.finish_reason)
+                self._end(request, output.finish_reason, has_ended=has_ended)
                 return
             if not has_ended:  # a stop string, which only we know
                 self._engine.send(Cancel(request.engine_id, output.choice))

@@ -9,6 +9,7 @@ import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,7 +29,7 @@ from kvarto.engine.carried_errors import error_from, error_of, refused_by
 from kvarto.engine.client import EngineClient
 from kvarto.engine.config import EngineConfig, FaultPlan
 from kvarto.engine.generation import Generation
-from kvarto.engine.messages import StepOut
+from kvarto.engine.messages import Cancel, StepOut, ToEngine
 from kvarto.engine.outputs import ChoiceOutput
 from kvarto.engine.supervisor import State
 from tests.engine.fake_engine import EOS, VOCAB_SIZE, token_at
@@ -109,6 +110,27 @@ async def test_stop_string_ends_one_choice_and_the_others_go_on() -> None:
         assert len(token_ids(outputs[0, 0])) == end + 3
         assert token_ids(outputs[0, 1]) == expected((5,), 3, 1, 40)
         await until_engine_is_idle(client)
+
+
+@pytest.mark.parametrize("stops", [False, True])
+async def test_an_engine_hears_of_an_end_only_when_it_does_not_know(stops: bool) -> None:
+    """It does not know of a stop string, whether other choices go on or not, unless the length is reached with it."""
+    for position in (10, 30):
+        stop = bytes(expected((5,), 3, 0, 40)).decode()[position : position + 4]
+        async with client_of("fake?step_s=0.001") as client:
+            cancels: list[Cancel] = []
+            send = client._engine.send
+
+            def spy(message: ToEngine, cancels: list[Cancel] = cancels, send: Any = send) -> None:
+                cancels += [message] if isinstance(message, Cancel) else []
+                send(message)
+
+            client._engine.send = spy  # type: ignore[method-assign]
+            for n, max_tokens in ((1, 40), (2, 40), (2, position + 4)):
+                sampling = SamplingParams(n=n, seed=3, max_tokens=max_tokens, stop=(stop,) if stops else ())
+                await collect(client.submit([(5,)], sampling))
+            assert [cancel.choice for cancel in cancels] == ([None, 0] if stops else [])
+            await until_engine_is_idle(client)
 
 
 async def until_engine_is_idle(client: EngineClient) -> None:
