@@ -56,7 +56,7 @@ native: $(VENV)/.build-tools
 
 # Each sanitizer has a build and a copy of the package of its own, beside the source tree. Python itself is not
 # instrumented: its allocations are no business of ours, and a sanitizer's library must be there before it.
-SANITIZED_TESTS ?= tests/ops/native tests/ops/test_adapters.py tests/ops/test_adapter_tiles.py \
+SANITIZED_TESTS ?= tests/ops/native tests/ops/test_adapters.py tests/ops/test_narrow_adapters.py \
     tests/ops/test_coded_adapters.py tests/adapters/test_packer.py tests/adapters/test_coded_packer.py \
     tests/adapters/test_page_hasher.py tests/memory/test_page_pool.py tests/memory/test_exact_offsets.py
 # Instruction sets, `;` between them, beside the portable one, which is always there. Each costs minutes to build.

@@ -29,9 +29,35 @@ struct RowBlock {
 
 using Dots = float[kBlockRows][kStripBlock];
 
+using RowPlaces = std::array<const std::byte*, kBlockRows>;
+
+// A block of rows of x in what strips are multiplied in: float32, or bfloat16 for pairs. Made once for all strips, unless
+// a row is longer than there is room for.
+class FactorRows {
+public:
+    FactorRows(const Rows& x, const RowBlock& rows, bool in_pairs);
+    FactorRows(const FactorRows&) = delete;
+    FactorRows& operator=(const FactorRows&) = delete;
+    const RowBlock& rows() const { return rows_; }
+    bool are_pairs() const { return in_pairs_; }
+    // Columns [column, column + count) of each, filled up to whole vectors; until the next call. `count` is at most
+    // `widest`.
+    RowPlaces at(int32_t column, int32_t count);
+    int32_t widest() const { return is_whole_ ? kWideSpan : kSpan; }
+
+private:
+    const std::byte* place(int32_t r, int32_t column, int32_t count);
+
+    const Rows& x_;
+    const RowBlock& rows_;
+    const bool in_pairs_, is_whole_;
+    RowPlaces whole_;
+    alignas(64) float copies_[kBlockRows][kWideSpan];
+};
+
 // out[r][s] = strip first + s · row r of x, in the order of sums of adapter_product.h; what there is of `num_strips`.
-// `next` is asked for meanwhile.
-void dot_strips(const Adapter& adapter, const Strips& strips, int32_t first, int32_t num_strips, const Rows& x,
-                const RowBlock& rows, const StripLines& next, Dots& out);
+// Meanwhile `ahead` is asked for.
+void dot_strips(const Adapter& adapter, const Strips& strips, int32_t first, int32_t num_strips, FactorRows& x,
+                const StripLines& own, const LinesAhead& ahead, Dots& out);
 
 }  // namespace kvarto::KVARTO_ISA

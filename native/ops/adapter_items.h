@@ -39,6 +39,11 @@ template <class Part> struct AdapterItem {
 
 using UpdateItem = AdapterItem<AdapterUpdate>;
 
+// Where a row's sums of an update begin.
+inline float* sums_of(const AdapterWork& work, const AdapterUpdate& update, int32_t place) {
+    return work.sums.f32(place) + update.first_rank;
+}
+
 // Calls `f(item, the one that this worker does next)` for each item that `take` gives: parts are what `parts_of(adapter)`
 // lists, and each is `count(segment, part)` items. Numbers rise, so every worker walks the lists once.
 template <class Part, class Take, class Parts, class Count, class F>

@@ -10,6 +10,12 @@
 //   y     scaling * (acc + bias) + y, fused; without a bias it is not added. With a magnitude g, and the base's own bias
 //         b, g * (scaling * (acc + bias) + (y - b)) + b, both fused
 //
+// Where rows are int8, strips stand for bfloat16 and the machine multiplies pairs of such numbers:
+//
+//   t     x rounded to bfloat16, to nearest even; lane k / 2 % 16 takes pairs of columns k, k + 1, one fused step each
+//   acc   t rounded likewise; by pairs of ranks. What there is not counts as zero, and so do denormals
+//   y     as above
+//
 // Where rows and strips are bfloat16 and there are matrix tiles, t and acc have the tiles' order: see adapter_tiles.h.
 #pragma once
 

@@ -26,6 +26,9 @@ static_assert(kSpan % kCodeColumns == 0, "a span of codes has whole blocks");
 // Columns whose bytes are a line, at least.
 constexpr int32_t line_columns(StripType type) { return type == StripType::kF32 ? 16 : 32; }
 
+// Whether its values are numbers in bfloat16.
+inline bool stands_for_bf16(StripType type) { return type == StripType::kBF16 || has_codes(type); }
+
 // What a span is of, once it was found.
 constexpr StripType span_type(StripType type) { return has_codes(type) ? StripType::kF32 : type; }
 
@@ -107,15 +110,16 @@ private:
 };
 
 // The spans of a block of strips, of `span_type`. What ends within a vector, or lies on two pages, is copied here and
-// filled up with zeros; what has codes is decoded to here.
+// filled up with zeros; what has codes is decoded to here, to bfloat16 where it is multiplied in pairs.
 class StripSpans {
 public:
     // Columns [column, column + count) of `num` strips from `first` on; those that there are not are zeros. Of codes,
     // whole blocks.
-    void find(const Adapter& adapter, const Strips& strips, int32_t first, int32_t num, int32_t column, int32_t count) {
+    void find(const Adapter& adapter, const Strips& strips, int32_t first, int32_t num, int32_t column, int32_t count,
+              bool in_pairs = false) {
         for (int32_t s = 0; s < kStripBlock; ++s)
             spans_[static_cast<size_t>(s)] =
-                s < num ? span(adapter, strips, first + s, column, count, copies_[s]) : zeros();
+                s < num ? span(adapter, strips, first + s, column, count, in_pairs, copies_[s]) : zeros();
     }
     // The same, where they lie.
     void find(const StripLines& lines, int64_t offset) {
@@ -130,9 +134,12 @@ private:
         return kZeros;
     }
     static const std::byte* span(const Adapter& adapter, const Strips& strips, int32_t strip, int32_t column,
-                                 int32_t count, std::byte* copy) {
+                                 int32_t count, [[maybe_unused]] bool in_pairs, std::byte* copy) {
         if (has_codes(strips.type)) {
             const CodeBlocks blocks(adapter, strips, strip, column, count);
+#if defined(__AVX512BF16__)
+            if (in_pairs) return decode_bf16(strips.type, blocks.first(), count, copy), copy;
+#endif
             decode(strips.type, blocks.first(), count, reinterpret_cast<float*>(copy));
             return copy;
         }

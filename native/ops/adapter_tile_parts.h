@@ -19,10 +19,6 @@ struct alignas(64) Tile {
     std::byte bytes[kBF16TileBytes];
 };
 
-inline float* sums_of(const AdapterWork& work, const AdapterUpdate& update, int32_t place) {
-    return work.sums.f32(place) + update.first_rank;
-}
-
 // Rows of an item of A, and the first of its strips.
 struct ShrinkItem {
     RowRange rows;

@@ -20,8 +20,6 @@ inline constexpr int32_t kTileStrips = 16;    // strips of A that are multiplied
 inline constexpr int32_t kTileItemRows = 64;  // rows of an item
 inline constexpr int32_t kMaxTileRank = 256;  // what room on the stack is for; larger ranks are not multiplied so
 
-inline bool stands_for_bf16(StripType type) { return type == StripType::kBF16 || has_codes(type); }
-
 // Whether an update is multiplied so: it depends on what it is, and on no rows.
 inline bool uses_tiles(const AdapterWork& work, const AdapterUpdate& update) {
     return work.token_ids == nullptr && work.x.form == RowForm::kBF16 && stands_for_bf16(update.a.type) &&

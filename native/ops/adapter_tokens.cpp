@@ -40,10 +40,13 @@ void multiply(const AdapterWork& work, const Adapter& adapter, const AdapterToke
               int32_t first) {
     const auto size = static_cast<int32_t>(tokens.token_ids.size());
     const int32_t num = std::min(kStripBlock, size - first);
+    const StripLines own(adapter, tokens.rows, first, num, 0, tokens.rows.num_columns);
+    const LinesAhead ahead(own, {}, tokens.rows.num_columns);
     Dots dots;
     for (int32_t place = range.first; place < range.last; place += kBlockRows) {
         const RowBlock rows(work.rows.rows + place, range.last - place);
-        dot_strips(adapter, tokens.rows, first, num, work.x, rows, {}, dots);
+        FactorRows x(work.x, rows, false);
+        dot_strips(adapter, tokens.rows, first, num, x, own, ahead, dots);
         for (int32_t r = 0; r < rows.num; ++r)
             for (int32_t s = 0; s < num; ++s) {
                 const int32_t token = tokens.token_of_strip[static_cast<size_t>(first + s)];

@@ -1,5 +1,6 @@
-"""Adapters in bfloat16 beside products in matrix tiles: few rows, many rows and ranks of all sizes are multiplied in
-ways of their own, which must give the same bits.
+"""Adapters in bfloat16 that are multiplied as such, in matrix tiles beside products in bfloat16 and in pairs beside
+those in int8: one row, few rows, many rows and ranks of all sizes are multiplied in ways of their own, which must give
+the same bits.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from tests.ops.adapters import Draw, bfloat16_twin, drawn
 from tests.ops.one_op import assert_same_bits
 from tests.ops.opened import LIMITS, LLAMA, Opened, open_backend
 
-pytestmark = pytest.mark.skipif("amx" not in _native.ops.isas(), reason="needs matrix tiles")
+NEEDS_TILES = pytest.mark.skipif("amx" not in _native.ops.isas(), reason="needs matrix tiles")
+KINDS = (pytest.param("native bf16", marks=NEEDS_TILES), "native int8")
+"""The latter takes pairs where the machine multiplies them, and float32 elsewhere: the laws are the same."""
 BF16 = (DType.BF16, DType.BF16)
 Q8, Q4 = StripType.Q8, StripType.Q4
 WIDE = LLAMA | {"hidden_size": 544, "intermediate_size": 1088, "num_hidden_layers": 2}
@@ -61,12 +64,13 @@ def requests() -> list[Request]:
     return [Request(rng.integers(0, 211, length), index % len(DRAWS)) for index, length in enumerate(LENGTHS)]
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("max_chunk", "page_size"), [(3, 32), (160, 16), (12, 48)])
-def test_bits_do_not_depend_on_the_batch(max_chunk: int, page_size: int) -> None:
-    asked, whole = requests(), opened("native bf16")
+def test_bits_do_not_depend_on_the_batch(max_chunk: int, page_size: int, kind: str) -> None:
+    asked, whole = requests(), opened(kind)
     want = [alone(whole, request) for request in asked]
     whole.backend.close()
-    parts = opened("native bf16", threads=2, page_size=page_size)
+    parts = opened(kind, threads=2, page_size=page_size)
     for got, logits in zip(mixed(parts, asked, max_chunk), want, strict=True):
         assert_same_bits(got, logits)
     parts.backend.close()
@@ -82,21 +86,32 @@ def coded(adapter: Adapter) -> Adapter:
     return replace(adapter, updates=tuple(updates))
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("max_chunk", "page_size"), [(3, 32), (160, 16)])
-def test_codes_have_the_bits_of_what_they_stand_for(max_chunk: int, page_size: int) -> None:
-    asked, twins = requests(), opened("native bf16", change=lambda adapter: bfloat16_twin(coded(adapter)))
+def test_codes_have_the_bits_of_what_they_stand_for(max_chunk: int, page_size: int, kind: str) -> None:
+    asked, twins = requests(), opened(kind, change=lambda adapter: bfloat16_twin(coded(adapter)))
     want = [alone(twins, request) for request in asked]
     twins.backend.close()
-    codes = opened("native bf16", threads=2, page_size=page_size, change=coded)
+    codes = opened(kind, threads=2, page_size=page_size, change=coded)
     for got, request, logits in zip(mixed(codes, asked, max_chunk), asked, want, strict=True):
         assert_same_bits(got, logits)
         assert_same_bits(alone(codes, request), logits)
     codes.backend.close()
 
 
+def louder(adapter: Adapter) -> Adapter:
+    """It changes far more than the rounding of rows to int8 does."""
+    return replace(adapter, updates=tuple(replace(each, scaling=LOUD * each.scaling) for each in adapter.updates))
+
+
+LOUD = 8.0
+LOUDER: dict[str, Callable[[Adapter], Adapter]] = {"native bf16": lambda adapter: adapter, "native int8": louder}
+
+
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("handle", range(len(DRAWS)))
-def test_is_near_what_float32_gives(handle: int) -> None:
-    rounded, exact = opened("native bf16"), opened("native q4 f32")
+def test_is_near_what_float32_gives(handle: int, kind: str) -> None:
+    rounded, exact = opened(kind, change=LOUDER[kind]), opened("native q4 f32", change=LOUDER[kind])
     prompt = np.random.default_rng(handle).integers(0, 211, 40)
     for part in (prompt, prompt[:2]):
         (base, want), (near_base, near) = (
