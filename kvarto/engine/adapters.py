@@ -80,6 +80,11 @@ class Adapters:
         return bool(parts.reads.num_unreported or parts.copies.num_unreported or self._answers)
 
     @property
+    def is_loading(self) -> bool:
+        """Something goes on in a thread which will be done, or fail by its deadline."""
+        return bool(self._parts.reads.num_in_time or self._parts.copies.num_in_time)
+
+    @property
     def has_copies(self) -> bool:
         """Pages are being filled, whose end may free some."""
         return self._parts.copies.num_unreported > 0 or self._parts.writes.num_filling > 0

@@ -313,7 +313,7 @@ class EngineLoop:
     def _watch_progress(self, *, ran: bool) -> None:
         """An engine that beats and computes nothing looks alive: it ends itself, and the client takes another."""
         now = self._clock.now()
-        is_loading = self._parts.adapters is not None and self._parts.adapters.is_busy  # which has deadlines of its own
+        is_loading = self._parts.adapters is not None and self._parts.adapters.is_loading
         if ran or is_loading or not self._scheduler.requests:
             self._progressed_at = now
         elif now - self._progressed_at >= STALL_LIMIT_S:

@@ -106,6 +106,13 @@ class Tasks(Generic[AnyTask]):
         with self._lock:
             return len(self._in_flight) + len(self._settled)
 
+    @property
+    def num_in_time(self) -> int:
+        """Tasks that a thread may still work on, and whose deadline has not passed: of others nobody knows the end."""
+        now = self._clock.now()
+        with self._lock:
+            return sum(task.deadline_s > now for task in self._in_flight)
+
     def poll(self) -> list[AnyTask]:
         """Report tasks that settled since the last call, oldest first: each once, after calling `on_settled`."""
         reported = []

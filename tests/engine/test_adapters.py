@@ -6,9 +6,11 @@ import msgspec
 import numpy as np
 import pytest
 
+from kvarto.core.errors import EngineError
 from kvarto.core.ids import NO_ADAPTER
 from kvarto.core.step import Step
 from kvarto.engine.invocation import last_occurrence
+from kvarto.engine.loop import STALL_LIMIT_S
 from kvarto.engine.messages import AddRequest, Cancel, ListAdapters, LoadAdapter, ResumedChoice, UnloadAdapter
 from kvarto.engine.request import Status
 from tests.adapters.fake_source import digest_of
@@ -253,6 +255,25 @@ def test_a_list_says_where_each_adapter_is() -> None:
     assert (used.name, used.tier, used.num_pages, used.parent) == ("used", "device", 2, "base")
     assert (never.tier, never.num_pages, never.digest) == ("disk", None, None)
     assert used.digest is not None
+
+
+def test_a_write_of_pages_that_hangs_for_good_ends_the_engine_when_others_need_them() -> None:
+    """As a copy of KV does: a thread may still write them, and a fresh engine has pages of its own."""
+    durations = iter([0.0] if AdaptedBackend.are_pages_here else [0.0, 0.0])  # it is opened, and read
+    shape = AdapterShape(pages_per_copy=5, call_duration_s=lambda: next(durations, 1e9))
+    h = AdaptedHarness(Shape(num_pages=16), adapters=shape)
+    h.register("a", 1, 5)
+    lost = h.add(adapter="a")
+    h.run()
+    assert h.refused == {lost.request_id: "TransferFailed"}
+    h.add(200, max_tokens=20)
+    h.round(20)
+    h.clock.advance(STALL_LIMIT_S - 1)
+    h.round()
+    h.clock.advance(1)
+    with pytest.raises(EngineError, match=r"no step in \d+ s, though 1 choices run"):
+        h.round()
+    assert h.engine.scheduler.requests, "who waited is not refused, but resumed on a fresh engine"
 
 
 @pytest.mark.parametrize("num_rounds", range(8))

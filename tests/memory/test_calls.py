@@ -49,11 +49,13 @@ def test_one_that_outlives_its_deadline_fails_at_once_and_settles_when_it_return
     calls = Calls(clock, deadline_s=1.0, executor=executor)
     settled: list[Call] = []
     call = calls.submit("slow", lambda: 1, settled.append)
+    assert calls.num_in_time == 1
     clock.advance(2.0)
     assert calls.sweep() == 1
     calls.poll()
     assert call.state is TaskState.FAILED
     assert not settled, "a thread still works on it"
+    assert (calls.num_in_flight, calls.num_in_time) == (1, 0)
     clock.advance(4.0)
     executor.run_due()
     calls.poll()
