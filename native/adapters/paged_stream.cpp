@@ -16,12 +16,14 @@ constexpr int64_t kValueBytes = 4;  // of the widest one that pages have
 PagedStream::PagedStream(std::span<std::byte> region, int64_t page_bytes, std::span<const int32_t> pages)
     : region_(region.data()), page_bytes_(page_bytes), pages_(pages) {
     if (page_bytes <= 0) throw std::invalid_argument("pages without bytes");
-    const bool is_inside = pages.size() < 2 || page_bytes % kValueBytes == 0;
-    if (!is_inside || reinterpret_cast<uintptr_t>(region_) % kValueBytes != 0)
-        throw std::invalid_argument("a page has no room for whole values, for it begins inside one");
+    const auto is_whole = [](int64_t bytes) { return bytes % kValueBytes == 0; };
+    bool are_whole = is_whole(reinterpret_cast<intptr_t>(region_)) && (pages.size() < 2 || is_whole(page_bytes));
     const int64_t num_pages = static_cast<int64_t>(region.size()) / page_bytes;
-    for (const int32_t page : pages)
+    for (const int32_t page : pages) {
         if (page < 0 || page >= num_pages) throw std::invalid_argument("a page lies outside of its region");
+        are_whole &= is_whole(page * page_bytes);
+    }
+    if (!are_whole) throw std::invalid_argument("a page has no room for whole values, for it begins inside one");
 }
 
 std::span<std::byte> PagedStream::run(int64_t start, int64_t most) const {

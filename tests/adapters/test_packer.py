@@ -373,6 +373,8 @@ def test_pages_that_are_not_there_are_refused() -> None:
     for page_bytes, which in ((64, [0]), (128, []), (0, [0]), (-128, [0]), (130, [0, 0])):
         with pytest.raises(ValueError, match="no room|without bytes"):
             made.pack(ISAS[-1], 1 << 20, region, page_bytes, np.array(which, np.int32), beside, False)
+    with pytest.raises(ValueError, match="begins inside"):  # one page is enough, where it is not the first
+        made.pack(ISAS[-1], 1 << 20, np.empty(260, np.uint8), 130, np.ones(1, np.int32), beside, False)
     with pytest.raises(ValueError, match="int32"):
         made.pack(ISAS[-1], 1 << 20, region, 128, np.zeros(1, np.int64), beside, False)  # type: ignore[arg-type]
 
