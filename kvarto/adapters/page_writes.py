@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from kvarto.adapters.digest import Digests
 from kvarto.adapters.host_entry import HostEntry
-from kvarto.adapters.host_tier import HostTier
+from kvarto.adapters.host_tier import MAX_READS, HostTier
 from kvarto.adapters.rate import Rate
 from kvarto.adapters.source import FoundAdapter, Source, read_checked
 from kvarto.core.clock import Clock
@@ -29,6 +29,9 @@ Int32 = NDArray[np.int32]
 
 COPY_BYTES = 8 << 20
 """Filled by one call: a few milliseconds of copying, so that calls cost little and end soon."""
+FILL_BYTES = 256 << 20
+"""On their way from files to pages at a time, unless one adapter alone takes more: the deadline of a read begins with
+it, so that a line of large adapters makes none of them late."""
 _FIRST_GUESS = 4e9
 """Bytes per second from host memory into pages, before they were measured."""
 
@@ -47,8 +50,9 @@ class PageWrites:
         copies: Calls,
         clock: Clock,
         copy_bytes: int = COPY_BYTES,
+        fill_bytes: int = FILL_BYTES,
     ) -> None:
-        """`copy_bytes`: of pages that are filled by one copy, at least one page."""
+        """`copy_bytes`: of pages that are filled by one copy, at least one page; `fill_bytes`: see `FILL_BYTES`."""
         self.copy_rate = Rate(_FIRST_GUESS)
         self.fill_rate = host.rate
         """Of reading and packing, wherever it goes."""
@@ -61,6 +65,7 @@ class PageWrites:
         self._clock = clock
         self._page_bytes = host.page_bytes
         self._pages_at_once = max(1, copy_bytes // host.page_bytes)
+        self._most_filling_pages = fill_bytes // host.page_bytes
         self._pages: dict[Call, Int32] = {}
         """That calls write."""
         self._entries: dict[Call, HostEntry] = {}
@@ -75,6 +80,14 @@ class PageWrites:
     def num_filling(self) -> int:
         """Reads into pages that have not let go of them."""
         return len(self._pages) - len(self._entries)
+
+    def may_fill(self, num_pages: int) -> bool:
+        """Whether it is the turn of so many pages: files are read into them a few at a time, those aside whose deadline
+        has passed.
+        """
+        now_s, calls = self._clock.now(), self._pages.keys() - self._entries.keys()
+        filling = [len(self._pages[call]) for call in calls if call.deadline_s > now_s]
+        return not filling or (len(filling) < MAX_READS and sum(filling) + num_pages <= self._most_filling_pages)
 
     def is_done(self, call: Call) -> bool:
         """Whether all is written and no thread touches it any more."""

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from kvarto.adapters.common_pages import CommonPages
 from kvarto.adapters.digest import Digests
 from kvarto.adapters.host_entry import HostEntry, HostState
-from kvarto.adapters.host_tier import MAX_READS, HostTier, load_error
+from kvarto.adapters.host_tier import HostTier, load_error
 from kvarto.adapters.load import Load, Stage
 from kvarto.adapters.page_writes import PageWrites
 from kvarto.adapters.registry import AdapterVersion, Registry, VersionState
@@ -192,8 +192,8 @@ class Residency:
                 self._watch_calls(load)
 
     def may_take(self, load: Load) -> bool:
-        """Whether it is the turn of a load that is READY: files are read into pages a few at a time."""
-        return load.entry is not None or self._writes.num_filling < MAX_READS
+        """Whether it is the turn of a load that is READY."""
+        return load.entry is not None or self._writes.may_fill(load.version.num_pages)
 
     def take(self, load: Load) -> bool:
         """Pages for a load that is READY, others evicted for them; then they are filled. False without pages."""

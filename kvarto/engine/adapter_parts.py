@@ -14,7 +14,7 @@ from kvarto.adapters.files import AdapterLimits
 from kvarto.adapters.host_tier import HostTier
 from kvarto.adapters.magnitudes import ReadRows, scale_of
 from kvarto.adapters.page_hasher import PageHasher
-from kvarto.adapters.page_writes import COPY_BYTES, PageWrites
+from kvarto.adapters.page_writes import COPY_BYTES, FILL_BYTES, PageWrites
 from kvarto.adapters.registry import AdapterVersion, Registry
 from kvarto.adapters.residency import Bind, Residency
 from kvarto.adapters.source import AdapterFiles, Source
@@ -59,7 +59,8 @@ class AdapterSettings:
     """Of host memory that adapters on their way to the device may take, if they may keep less. Three of 20 MB: one
     waits for the disk, another is packed, a third is copied; with room for one, they came one after the other."""
     copy_bytes: int = COPY_BYTES
-    """See `PageWrites`."""
+    fill_bytes: int = FILL_BYTES
+    """See `PageWrites`, both."""
     floor_pages: int = 0
     """That the KV cache cannot take from adapters."""
     kv_floor_pages: int = 0
@@ -118,6 +119,7 @@ def wire_adapters(
         copies=copies,
         clock=clock,
         copy_bytes=settings.copy_bytes,
+        fill_bytes=settings.fill_bytes,
     )
     residency = Residency(
         registry=registry,

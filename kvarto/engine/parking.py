@@ -175,13 +175,16 @@ class Parking:
             return ready
         assert self._residency is not None
         denied: Choice | None = None
+        is_turn = True
         for choice in self.choices:
             load = self._parked[choice]
             resident = self._residency.find(load.version)
             if load.stage not in (Stage.READY, Stage.RESIDENT) or _has_changed(choice.request):
                 continue
-            if load.stage is Stage.READY and not self._residency.may_take(load):
-                continue
+            if load.stage is Stage.READY:
+                is_turn = is_turn and self._residency.may_take(load)  # else small adapters would pass a large one
+                if not is_turn:
+                    continue
             if resident is None or not resident.num_users:
                 is_behind = gate.refused is not None and gate.refused.order < choice.order
                 if is_behind or not self._has_room(gate, choice, load.version.num_pages, running, head):

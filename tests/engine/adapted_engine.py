@@ -42,6 +42,7 @@ class AdapterShape:
     host_pages: int = 0
     staging_pages: int = 0
     pages_per_copy: int = 1
+    filling_pages: int = 1000
     adapter_floor_pages: int = 0
     kv_floor_pages: int = 0
     before_call: Callable[[Call], None] = _nothing
@@ -95,6 +96,7 @@ class AdaptedEngine(HashedEngine):
                 host_bytes=adapters.host_pages * page_bytes,
                 staging_bytes=adapters.staging_pages * page_bytes,
                 copy_bytes=adapters.pages_per_copy * page_bytes,
+                fill_bytes=adapters.filling_pages * page_bytes,
                 floor_pages=adapters.adapter_floor_pages,
                 kv_floor_pages=adapters.kv_floor_pages,
                 max_shared_pages=shape.num_pages

@@ -124,7 +124,8 @@ class AdapterEpisode:
         )
         adapters = AdapterShape(
             host_pages=rng.choice([0, 4, 12]) * (seed % 2),
-            staging_pages=rng.choice([0, 0, 8, 100]),
+            staging_pages=(staging_pages := rng.choice([0, 0, 8, 100])),
+            filling_pages=staging_pages,
             pages_per_copy=rng.choice([1, 2, 100]),
             max_adapters=rng.choice([0, 0, 1, 2]),
             max_adapter_wait_s=0.02 if seed % 4 == 0 else 0.0,

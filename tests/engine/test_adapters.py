@@ -257,6 +257,49 @@ def test_a_list_says_where_each_adapter_is() -> None:
     assert used.digest is not None
 
 
+def test_a_line_of_large_adapters_makes_none_of_them_late() -> None:
+    """The deadline of a read, 0.5 s, begins with it."""
+    shape = AdapterShape(pages_per_copy=3, filling_pages=4, call_duration_s=lambda: 0.2)
+    h = AdaptedHarness(Shape(num_pages=64), adapters=shape)
+    for seed in range(1, 5):
+        h.register(f"a{seed}", seed, 3)
+        h.inbox.append(LoadAdapter(request_id=f"m{seed}", name=f"a{seed}", path=f"a{seed}"))
+        h.run()
+        h.clock.advance(0.3)
+        h.round(2)
+    messages = [(h.add(adapter=f"a{seed}"), seed) for seed in range(1, 5)]
+    h.run(4000)
+    for message, seed in messages:
+        h.check_adapted(message, (seed, 3))
+
+
+def test_small_adapters_do_not_pass_a_large_one_for_whose_read_there_is_no_room() -> None:
+    h = AdaptedHarness(Shape(num_pages=64), adapters=AdapterShape(filling_pages=3, call_duration_s=lambda: 0.01))
+    sizes = (1, 4, 1, 1, 1, 1)
+    for seed, num_pages in enumerate(sizes, 1):
+        h.register(f"a{seed}", seed, num_pages)
+        h.inbox.append(LoadAdapter(request_id=f"m{seed}", name=f"a{seed}", path=f"a{seed}"))
+    h.round(200)
+    messages = [h.add(adapter=f"a{seed}", max_tokens=2) for seed, _ in enumerate(sizes, 1)]
+    h.run()
+    served = list(dict.fromkeys(name for step in h.steps for name in step))
+    assert served == [message.request_id for message in messages]
+
+
+def test_nobody_waits_for_his_turn_behind_a_read_that_hangs_for_good() -> None:
+    durations = iter([0.0, 0.0])  # both are opened
+    shape = AdapterShape(staging_pages=8, filling_pages=4, call_duration_s=lambda: next(durations, 1e9))
+    h = AdaptedHarness(Shape(num_pages=64), adapters=shape)
+    for seed, name in enumerate("ab", 1):
+        h.register(name, seed, 4)
+        h.inbox.append(LoadAdapter(request_id=name, name=name, path=name))
+    h.round(3)
+    for name in "ab":
+        h.add(adapter=name)
+        h.run()
+    assert list(h.refused.values()) == ["TransferFailed", "TransferFailed"]
+
+
 def test_a_write_of_pages_that_hangs_for_good_ends_the_engine_when_others_need_them() -> None:
     """As a copy of KV does: a thread may still write them, and a fresh engine has pages of its own."""
     durations = iter([0.0] if AdaptedBackend.are_pages_here else [0.0, 0.0])  # it is opened, and read
